@@ -1,0 +1,261 @@
+"""`attention`: check the arguments, pick the stage, launch, hand the result back."""
+
+import difflib
+import math
+import reprlib
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .engine import launch as engine
+from .engine import model
+from .stages import STAGES
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+MAX_D = 256  # features a head
+
+
+def attention(q, k, v, *, stage="tiled", scale=None, blocks=None, return_lse=False, device=None):
+    """Exact attention, O = softmax(scale · Q Kᵀ) V, computed by one stage of the ladder.
+
+    q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256. k and v: one shape, with the rank, batch,
+    d and dtype of q, their own length M, and as many heads as q or a divisor of that (GQA: head h of q uses head
+    h // (H / H_kv) of k and v). N = 0 gives an empty result; M = 0 gives out = 0 and lse = −∞.
+
+    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. blocks: the tile
+    sizes, as the stage explains them. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
+
+    Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
+    axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
+    arrays. Arrays in GPU memory (`__cuda_array_interface__`: torch, cupy, numba) stay there: the result is a numba
+    device array, and nothing is copied. Input of any strides is right; what is not contiguous is copied once. A
+    subclass of NumPy's array counts as the plain array, a masked array is refused.
+
+    Raises TypeError for an argument of the wrong kind (a list, another or a mixed dtype, host and GPU memory mixed),
+    ValueError for a wrong value (shapes that do not fit, no heads, d out of range, scale NaN or infinite, an unknown
+    stage, more than 65,535 heads over the batch, sizes beyond 64 bits, blocks that do not fit), OutOfMemory when a copy
+    does not fit, KernelError for a device that is not there. Source: Dao et al. 2022, arXiv:2205.14135, Algorithm 0;
+    each stage names its own.
+    """
+    forward = _stage(stage).forward
+    operands = _operands(q, k, v)
+    dtype = operands[0].dtype
+    H, N, M, d = _sizes(*operands)
+    _check_64_bit(H, N, M, d, dtype)
+    scale = _scale(scale, d, dtype)
+    if not isinstance(return_lse, (bool, np.bool_)):
+        raise TypeError(f"return_lse={return_lse!r} must be True or False")
+    place = engine.device(device).name
+    operands = _at(place, operands)
+
+    if N == 0:  # nothing to launch
+        O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
+    else:
+        Q, K, V = (_as_heads(operand, place) for operand in operands)
+        O, L = forward(Q, K, V, scale, blocks=blocks, return_lse=bool(return_lse), device=place)
+    q = operands[0]
+    out = _result(O, q.shape, q.on_device)
+    return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
+
+
+class _Operand(NamedTuple):
+    """q, k or v, and what the checks need to know of it, wherever its memory is."""
+
+    name: str
+    array: Any
+    shape: tuple
+    dtype: np.dtype
+    on_device: bool
+
+
+# ----------------------------------------------------------------------------------------------- what the arguments are
+
+
+def _stage(name):
+    if not isinstance(name, str):
+        raise TypeError(f"stage={name!r} must be the name of a stage: one of {', '.join(map(repr, STAGES))}")
+    if name not in STAGES:
+        near = difflib.get_close_matches(name, STAGES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"stage={name!r} is unknown: use one of {', '.join(map(repr, STAGES))}{hint}")
+    return STAGES[name]
+
+
+def _operands(q, k, v):
+    """q, k and v as operands: arrays of one floating dtype that a kernel can read."""
+    operands = [_operand(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    for operand in operands:
+        _check_dtype(operand, operands[0])
+    return operands
+
+
+def _operand(name, x):
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, whose mask attention would ignore: pass {name}.filled(0), or a part of it"
+        )
+    if isinstance(x, np.ndarray):
+        return _Operand(name, np.asarray(x), x.shape, x.dtype, False)
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _Operand(name, x, tuple(interface["shape"]), np.dtype(interface["typestr"]), True)
+    if getattr(x, "__cuda_ndarray__", False):  # a device array of Numba's simulator
+        return _Operand(name, x, tuple(x.shape), x.dtype, True)
+    raise TypeError(
+        f"{name}={reprlib.repr(x)} is a {type(x).__name__}: pass a NumPy array, for example "
+        f"np.asarray({name}, dtype=np.float32), or an array in GPU memory"
+    )
+
+
+def _check_dtype(operand, q):
+    name, dtype = operand.name, operand.dtype
+    if dtype not in DTYPES:
+        real = ".real" if dtype.kind == "c" else ""
+        raise TypeError(
+            f"{name} has dtype {dtype}: attention takes float32 and float64, so convert it, for example "
+            f"{name}{real}.astype(np.float32)"
+        )
+    if dtype != q.dtype:
+        raise TypeError(
+            f"{name} has dtype {dtype}, but q has {q.dtype}: give all three the same, for example "
+            f"{name}.astype(np.{q.dtype})"
+        )
+
+
+def _sizes(q, k, v):
+    """(H, N, M, d) with H the heads of the whole batch; ValueError when the shapes are no attention."""
+    for operand in (q, k, v):
+        if len(operand.shape) not in (2, 3, 4):
+            raise ValueError(
+                f"{operand.name} has shape {operand.shape}: pass (N, d), (heads, N, d) or (batch, heads, N, d)"
+            )
+        if len(operand.shape) != len(q.shape):
+            raise ValueError(
+                f"{operand.name} has shape {operand.shape}, but q has {q.shape}: give all three the same number of axes"
+            )
+    N, d = q.shape[-2:]
+    if not 1 <= d <= MAX_D:
+        raise ValueError(f"q has shape {q.shape}, so d = {d}: the last axis must hold 1 to {MAX_D} features")
+    for operand in (k, v):
+        if operand.shape[-1] != d:
+            raise ValueError(
+                f"{operand.name} has shape {operand.shape} with d = {operand.shape[-1]}, but q has d = {d}: "
+                "give all three the same last axis"
+            )
+    if k.shape != v.shape:
+        raise ValueError(
+            f"k has shape {k.shape}, but v has {v.shape}: each key needs its value, so give both one shape"
+        )
+    _check_heads(q, k)
+    return math.prod(q.shape[:-2]), N, k.shape[-2], d
+
+
+def _check_heads(q, k):
+    for operand in (q, k):
+        if 0 in operand.shape[:-2]:
+            raise ValueError(f"{operand.name} has shape {operand.shape}, which holds no heads: pass at least one")
+    if q.shape[:-3] != k.shape[:-3]:
+        raise ValueError(f"k has shape {k.shape}, but q has {q.shape}: give both the same batch, the first axis")
+    if len(q.shape) > 2 and q.shape[-3] % k.shape[-3]:
+        raise ValueError(
+            f"k and v have {k.shape[-3]} heads, but q has {q.shape[-3]}: the heads of k and v must divide those of q"
+        )
+    if math.prod(q.shape[:-2]) > model.GRID_YZ:
+        raise ValueError(
+            f"q has shape {q.shape}, {math.prod(q.shape[:-2]):,} heads over the batch: a CUDA grid holds "
+            f"{model.GRID_YZ:,}, so call attention for parts of the batch"
+        )
+
+
+def _scale(scale, d, dtype):
+    """The scale as a number of `dtype`: a Python float would make a kernel compute in float64."""
+    if scale is None:
+        return dtype.type(1 / math.sqrt(d))
+    if not isinstance(scale, Real) or isinstance(scale, bool):
+        raise TypeError(f"scale={reprlib.repr(scale)} is a {type(scale).__name__}: pass a float, or None for 1/√d")
+    try:
+        with np.errstate(over="ignore"):
+            rounded = dtype.type(scale)
+    except OverflowError:  # an integer beyond all floats
+        rounded = dtype.type(math.inf)
+    if not np.isfinite(rounded):
+        raise ValueError(
+            f"scale={reprlib.repr(scale)} is not finite in {dtype}: pass a finite number, or None for 1/√d"
+        )
+    return rounded
+
+
+def _check_64_bit(H, N, M, d, dtype):
+    for what, elements in (("q", H * N * d), ("k", H * M * d), ("the scores, heads × N_q × N_k,", H * N * M)):
+        if elements * dtype.itemsize >= 2**63:
+            raise ValueError(
+                f"{what} would hold {elements:,} elements, more than 64-bit addresses reach: shorten q or k"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ where they are
+
+
+def _at(place, operands):
+    """The operands, checked to be where `place` can use them; arrays in device memory as Numba's device arrays."""
+    q = operands[0]
+    for operand in operands:
+        if operand.on_device and place == "cpu":
+            raise TypeError(
+                f"{operand.name} is in GPU memory, but the kernels run on the CPU: copy it first, "
+                f"numba_flash.to_host({operand.name}), or pass device='gpu'"
+            )
+        if operand.on_device != q.on_device:
+            where = {True: "in GPU memory", False: "a NumPy array"}
+            raise TypeError(
+                f"{operand.name} is {where[operand.on_device]}, but q is {where[q.on_device]}: bring all three to one "
+                "side with numba_flash.to_device or numba_flash.to_host"
+            )
+    if q.on_device:
+        operands = [operand._replace(array=_numba_array(operand.array)) for operand in operands]
+    _check_memory(place, operands)
+    return operands
+
+
+def _numba_array(x):
+    from numba import cuda  # not at the top: it looks for a GPU
+
+    return x if getattr(x, "__cuda_ndarray__", False) else cuda.as_cuda_array(x)
+
+
+def _check_memory(place, operands):
+    """OutOfMemory, before anything is allocated, where the copies of q, k and v that must be made do not fit."""
+    strided = [operand for operand in operands if not _is_contiguous(operand)]
+    engine.refuse_if_too_large(
+        _total([x for x in strided if not x.on_device]), "a contiguous copy of q, k and v", "cpu"
+    )
+    if place != "cpu":
+        moved = strided if operands[0].on_device else operands
+        engine.refuse_if_too_large(_total(moved), "a copy of q, k and v on the device", place)
+
+
+def _total(operands):
+    return sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
+
+
+def _is_contiguous(operand):
+    if operand.on_device:
+        return operand.array.is_c_contiguous()
+    return operand.array.flags.c_contiguous and operand.array.flags.aligned
+
+
+def _as_heads(operand, place):
+    """The array as kernels see it, (heads, length, d), contiguous and where they run; copied only where it must be."""
+    array = operand.array
+    if operand.on_device and not _is_contiguous(operand):
+        array = engine.empty(operand.shape, operand.dtype, place)
+        array[...] = operand.array
+    elif not operand.on_device:
+        array = np.require(array, requirements=("C", "A"))
+        array = array if place == "cpu" else engine.to_device(array, place)
+    return array.reshape(math.prod(operand.shape[:-2]), *operand.shape[-2:])
+
+
+def _result(array, shape, on_device):
+    return array.reshape(shape) if on_device else engine.to_host(array).reshape(shape)

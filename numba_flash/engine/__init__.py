@@ -1,0 +1,1 @@
+"""How a kernel runs: on a GPU, compiled for the CPU, or on the simulator of Numba."""

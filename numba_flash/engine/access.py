@@ -1,0 +1,558 @@
+"""The access hook: every subscript of a kernel that runs on the CPU goes through `load`, `store` or `cell`.
+
+A kernel's arrays become `Tensor`s: plain structs (pointer, shape, counters) that no reference count follows. One access
+checks the index, counts itself at its source site, in strict mode looks for races and for memory nobody wrote, and only
+then touches memory. A faulty access is recorded once, goes to a dummy element, and tells the launch to stop.
+"""
+
+import operator
+
+import numpy as np
+from llvmlite import ir
+from numba import typeof, types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.cpython import slicing
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    make_attribute_wrapper,
+    models,
+    overload,
+    overload_attribute,
+    register_jitable,
+    register_model,
+    typeof_impl,
+    unbox,
+)
+from numba.np.numpy_support import as_dtype as numpy_dtype
+
+I64 = ir.IntType(64)
+
+# The launch's state: int64 words that the kernel and the launching thread share.
+KIND, SITE, TENSOR, AXIS, INDEX, SIZE, BLOCK, THREAD = range(8)  # the first error
+OTHER_SITE, OTHER_BLOCK, OTHER_THREAD = 8, 9, 10  # the second party of a race
+STOP, NOW_BLOCK, NOW_THREAD, PHASE, TURN = 11, 12, 13, 14, 15
+DUMMY, STATE_WORDS = 16, 20  # 16-byte element that absorbs faulty accesses
+
+OUT_OF_BOUNDS, READ_ONLY, DIVERGENCE, RACE, UNINITIALIZED = 1, 2, 3, 4, 5  # values of KIND
+
+# The shadow of one element in strict mode: three records (read, written, atomic) of who touched it, then WRITTEN.
+EPOCH, FIRST, FIRST_SITE, SECOND, SECOND_SITE, BLOCK_A, SITE_A, BLOCK_B, SITE_B = range(9)
+RECORD, WRITTEN, SHADOW_WORDS = 9, 27, 28
+READ, WRITE, ATOMIC = 0, 1, 2  # kinds of access
+
+
+class StateType(types.Type):
+    def __init__(self):
+        super().__init__("nf.State")
+
+
+class TensorType(types.Type):
+    """`space` is "global" (counted), "shared" or "local"; `layout` "C" or "A" as in Numba's arrays."""
+
+    def __init__(self, dtype, ndim, layout, space, strict):
+        self.dtype, self.ndim, self.layout, self.space, self.strict = dtype, ndim, layout, space, strict
+        super().__init__(f"nf.Tensor({dtype}, {ndim}, {layout}, {space}, {strict})")
+
+    def view(self, ndim, layout):
+        return TensorType(self.dtype, ndim, layout, self.space, self.strict)
+
+
+@register_model(StateType)
+class StateModel(models.StructModel):
+    def __init__(self, manager, fe_type):
+        super().__init__(manager, fe_type, [("words", types.CPointer(types.int64))])
+
+
+@register_model(TensorType)
+class TensorModel(models.StructModel):
+    def __init__(self, manager, fe_type):
+        extent = types.UniTuple(types.int64, fe_type.ndim)
+        members = [
+            ("data", types.CPointer(fe_type.dtype)),
+            ("state", types.CPointer(types.int64)),
+            ("tag", types.int64),
+        ]
+        members.append(("shape", extent))
+        if fe_type.layout == "A":
+            members.append(("strides", extent))
+        if fe_type.space == "global":
+            members.append(("counts", types.CPointer(types.int64)))
+        if fe_type.strict:
+            members += [("shadow", types.CPointer(types.int32)), ("base", types.int64)]
+        super().__init__(manager, fe_type, members)
+
+
+make_attribute_wrapper(StateType, "words", "words")
+make_attribute_wrapper(TensorType, "shape", "shape")
+
+
+class State:
+    """The launching thread's side of the state words."""
+
+    numba_type = StateType()
+
+    def __init__(self):
+        self.words = np.zeros(STATE_WORDS, np.int64)
+        self.fields = np.array([self.words.ctypes.data], np.int64)
+
+
+class Tensor:
+    """One array as a kernel sees it. `tag` numbers it for error messages; `counts` has one word a source site."""
+
+    def __init__(self, array, state, tag, space, counts=None, shadow=None):
+        layout = "C" if array.flags.c_contiguous else "A"
+        self.numba_type = TensorType(typeof(array).dtype, array.ndim, layout, space, shadow is not None)
+        self.keep_alive = array, state, counts, shadow
+        fields = [array.ctypes.data, state.words.ctypes.data, 2 * tag + (not array.flags.writeable), *array.shape]
+        if layout == "A":
+            fields += array.strides
+        if space == "global":
+            fields.append(counts.ctypes.data)
+        if shadow is not None:
+            fields += [shadow.ctypes.data, np.lib.array_utils.byte_bounds(array)[0]]
+        self.fields = np.array(fields, np.int64)
+
+
+@typeof_impl.register(State)
+@typeof_impl.register(Tensor)
+def typeof_argument(value, context):
+    return value.numba_type
+
+
+@unbox(StateType)
+@unbox(TensorType)
+def unbox_argument(typ, obj, c):
+    """Read the struct from the `fields` words, in the order of the model's members."""
+    array_type = types.Array(types.int64, 1, "C")
+    attribute = c.pyapi.object_getattr_string(obj, "fields")
+    fields = c.unbox(array_type, attribute).value
+    words = cgutils.create_struct_proxy(array_type)(c.context, c.builder, value=fields).data
+    struct = cgutils.create_struct_proxy(typ)(c.context, c.builder)
+    position = 0
+
+    def word():
+        nonlocal position
+        position += 1
+        return c.builder.load(cgutils.gep_inbounds(c.builder, words, position - 1))
+
+    model = c.context.data_model_manager[typ]
+    for name, member in zip(model._fields, model._members, strict=True):
+        if isinstance(member, types.CPointer):
+            setattr(struct, name, c.builder.inttoptr(word(), c.context.get_value_type(member)))
+        elif isinstance(member, types.UniTuple):
+            setattr(struct, name, cgutils.pack_array(c.builder, [word() for _ in range(member.count)], ty=I64))
+        else:
+            setattr(struct, name, word())
+    c.context.nrt.decref(c.builder, array_type, fields)
+    c.pyapi.decref(attribute)
+    return NativeValue(struct._getvalue())
+
+
+# --- one access -------------------------------------------------------------------------------------------------------
+
+
+def constant(value):
+    return ir.Constant(I64, value)
+
+
+def word_pointer(builder, words, position):
+    return builder.gep(words, [constant(position)])
+
+
+def recorder(module, words_type):
+    """The LLVM function that keeps the launch's first error: cold, out of line, one a module."""
+    function_type = ir.FunctionType(ir.VoidType(), [words_type] + [I64] * 6)
+    function = cgutils.get_or_insert_function(module, function_type, "numba_flash_record")
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        function.attributes.add("cold")
+        builder = ir.IRBuilder(function.append_basic_block())
+        words, *details = function.args
+        first = builder.icmp_signed("==", builder.load(word_pointer(builder, words, KIND)), constant(0))
+        with builder.if_then(first):
+            for position, detail in zip((KIND, SITE, TENSOR, AXIS, INDEX, SIZE), details, strict=True):
+                builder.store(detail, word_pointer(builder, words, position))
+            for now, then in ((NOW_BLOCK, BLOCK), (NOW_THREAD, THREAD)):
+                builder.store(builder.load(word_pointer(builder, words, now)), word_pointer(builder, words, then))
+            builder.store(constant(1), word_pointer(builder, words, STOP))
+        builder.ret_void()
+    return function
+
+
+def element_pointer(context, builder, tensor_type, tensor, indices, site, access):
+    """Check `indices` (int64 values), count the access at `site`, and return where the element lies."""
+    shape = cgutils.unpack_tuple(builder, tensor.shape)
+    outside = [builder.icmp_unsigned(">=", index, size) for index, size in zip(indices, shape, strict=True)]
+    bad = outside[0]
+    for test in outside[1:]:
+        bad = builder.or_(bad, test)
+    read_only = None
+    if access != READ and tensor_type.space == "global":
+        read_only = builder.trunc(tensor.tag, ir.IntType(1))
+        bad = builder.or_(bad, read_only)
+    with builder.if_then(bad, likely=False):
+        kind, axis, index, size = constant(READ_ONLY), constant(0), constant(0), constant(0)
+        for position in reversed(range(tensor_type.ndim)):
+            here = outside[position]
+            kind = builder.select(here, constant(OUT_OF_BOUNDS), kind)
+            axis = builder.select(here, constant(position), axis)
+            index = builder.select(here, indices[position], index)
+            size = builder.select(here, shape[position], size)
+        tag = builder.ashr(tensor.tag, constant(1))
+        builder.call(
+            recorder(builder.module, tensor.state.type), [tensor.state, kind, constant(site), tag, axis, index, size]
+        )
+    pointer = offset_pointer(builder, tensor_type, tensor, indices)
+    dummy = builder.bitcast(word_pointer(builder, tensor.state, DUMMY), pointer.type)
+    pointer = builder.select(bad, dummy, pointer)
+    if tensor_type.space == "global":
+        count = word_pointer(builder, tensor.counts, site)
+        builder.store(builder.add(builder.load(count), constant(1)), count)
+    if tensor_type.strict:
+        watch(context, builder, tensor_type, tensor, pointer, bad, site, access)
+    return pointer
+
+
+def offset_pointer(builder, tensor_type, tensor, indices):
+    if tensor_type.layout == "A":
+        data = builder.bitcast(tensor.data, ir.IntType(8).as_pointer())
+        strides = cgutils.unpack_tuple(builder, tensor.strides)
+        for index, stride in zip(indices, strides, strict=True):
+            data = builder.gep(data, [builder.mul(index, stride)])
+        return builder.bitcast(data, tensor.data.type)
+    offset = constant(0)
+    for index, size in zip(indices, cgutils.unpack_tuple(builder, tensor.shape), strict=False):
+        offset = builder.add(builder.mul(offset, size), index)
+    for size in cgutils.unpack_tuple(builder, tensor.shape)[len(indices) :]:
+        offset = builder.mul(offset, size)
+    return builder.gep(tensor.data, [offset])
+
+
+def watch(context, builder, tensor_type, tensor, pointer, bad, site, access):
+    """Strict mode: hand the access to `touch`, which knows who touched the element before."""
+    itemsize = context.get_abi_sizeof(context.get_data_type(tensor_type.dtype))
+    with builder.if_then(builder.not_(bad)):
+        distance = builder.sub(builder.ptrtoint(pointer, I64), tensor.base)
+        shadow = builder.gep(
+            tensor.shadow, [builder.mul(builder.sdiv(distance, constant(itemsize)), constant(SHADOW_WORDS))]
+        )
+        signature = types.void(types.CPointer(types.int64), types.CPointer(types.int32), *[types.int64] * 3)
+        tag = builder.ashr(tensor.tag, constant(1))
+        arguments = [tensor.state, shadow, tag, constant(site), constant(access)]
+        context.compile_internal(builder, touch, signature, arguments)
+
+
+@register_jitable
+def blame(state, kind, site, tag, other_site, other_block, other_thread):
+    """Keep the first error; but a race explains why memory was read before it was written, so it replaces that."""
+    if state[KIND] == 0 or (kind == RACE and state[KIND] == UNINITIALIZED and state[TENSOR] == tag):
+        state[KIND], state[SITE], state[TENSOR] = kind, site, tag
+        state[BLOCK], state[THREAD] = state[NOW_BLOCK], state[NOW_THREAD]
+        state[OTHER_SITE], state[OTHER_BLOCK], state[OTHER_THREAD] = other_site, other_block, other_thread
+        state[STOP] = kind == RACE
+
+
+def touch(state, shadow, tag, site, access):
+    """Record one access of one element; a race or a read of memory that nothing wrote becomes the launch's error.
+
+    A phase is the time between two barriers of one block. For each kind of access the element keeps two threads of the
+    current phase and two blocks of the launch: whatever a later access conflicts with, it conflicts with one of these.
+    """
+    block, thread, phase = state[NOW_BLOCK], state[NOW_THREAD], state[PHASE]
+    if access != WRITE and shadow[WRITTEN] < 0:
+        blame(state, UNINITIALIZED, site, tag, 0, 0, 0)
+    if access != READ:
+        shadow[WRITTEN] = 1
+    for other in range(3):
+        if access == other and access != WRITE:
+            continue
+        at = other * RECORD
+        if shadow[at + EPOCH] == phase:
+            if shadow[at + FIRST] != thread:
+                blame(state, RACE, site, tag, shadow[at + FIRST_SITE], block, shadow[at + FIRST])
+            elif shadow[at + SECOND] >= 0:
+                blame(state, RACE, site, tag, shadow[at + SECOND_SITE], block, shadow[at + SECOND])
+        if shadow[at + BLOCK_A] >= 0 and shadow[at + BLOCK_A] != block:
+            blame(state, RACE, site, tag, shadow[at + SITE_A], shadow[at + BLOCK_A], -1)
+        elif shadow[at + BLOCK_B] >= 0 and shadow[at + BLOCK_B] != block:
+            blame(state, RACE, site, tag, shadow[at + SITE_B], shadow[at + BLOCK_B], -1)
+    at = access * RECORD
+    if shadow[at + EPOCH] != phase:
+        shadow[at + EPOCH], shadow[at + FIRST], shadow[at + FIRST_SITE], shadow[at + SECOND] = phase, thread, site, -1
+    elif shadow[at + FIRST] != thread and shadow[at + SECOND] < 0:
+        shadow[at + SECOND], shadow[at + SECOND_SITE] = thread, site
+    if shadow[at + BLOCK_A] < 0:
+        shadow[at + BLOCK_A], shadow[at + SITE_A] = block, site
+    elif shadow[at + BLOCK_A] != block:
+        shadow[at + BLOCK_B], shadow[at + SITE_B] = block, site
+
+
+# --- what a rewritten kernel calls ------------------------------------------------------------------------------------
+
+
+def index_types(index):
+    return list(index) if isinstance(index, types.BaseTuple) else [index]
+
+
+def check_index(tensor, index):
+    """A typing error for what cannot index a tensor; returns the index types, one an axis."""
+    kinds = index_types(index)
+    if len(kinds) > tensor.ndim:
+        raise TypingError(f"{len(kinds)} indices for an array with {tensor.ndim} axes")
+    for kind in kinds:
+        if not isinstance(kind, (types.Integer, types.SliceType)):
+            raise TypingError(f"an array is indexed with integers and slices, not with {kind}")
+    return kinds
+
+
+def is_element(tensor, kinds):
+    return len(kinds) == tensor.ndim and all(isinstance(kind, types.Integer) for kind in kinds)
+
+
+def unpack_index(context, builder, index_type, index):
+    """The index as a list of int64 values (slices are kept as they are)."""
+    kinds = index_types(index_type)
+    values = cgutils.unpack_tuple(builder, index) if isinstance(index_type, types.BaseTuple) else [index]
+    return [
+        context.cast(builder, value, types.unliteral(kind), types.int64) if isinstance(kind, types.Integer) else value
+        for kind, value in zip(kinds, values, strict=True)
+    ]
+
+
+def struct_of(context, builder, typ, value=None):
+    return cgutils.create_struct_proxy(typ)(context, builder, value=value)
+
+
+@intrinsic(prefer_literal=True)
+def load(typingctx, container, index, site):
+    """container[index]: an element of a tensor, a view of it, or an item of a tuple."""
+    if isinstance(container, types.BaseTuple):
+        return tuple_item(container, index, site)
+    if not isinstance(container, TensorType):
+        raise TypingError(f"{container} cannot be indexed")
+    kinds = check_index(container, index)
+    number = site.literal_value
+    if is_element(container, kinds):
+
+        def element(context, builder, signature, arguments):
+            tensor = struct_of(context, builder, container, arguments[0])
+            indices = unpack_index(context, builder, index, arguments[1])
+            pointer = element_pointer(context, builder, container, tensor, indices, number, READ)
+            return context.unpack_value(builder, container.dtype, pointer)
+
+        return container.dtype(container, index, site), element
+    return view(container, index, site, kinds)
+
+
+def tuple_item(container, index, site):
+    if isinstance(index, types.IntegerLiteral):
+        position = index.literal_value
+        if not -container.count <= position < container.count:
+            raise TypingError(f"index {position} of a tuple of {container.count}")
+        item = container.types[position]
+        return item(container, index, site), lambda context, builder, signature, arguments: builder.extract_value(
+            arguments[0], position % container.count
+        )
+    if isinstance(container, types.UniTuple) and isinstance(index, types.Integer):
+
+        def item(context, builder, signature, arguments):
+            getitem = signature.return_type(container, index)
+            return context.get_function(operator.getitem, getitem)(builder, arguments[:2])
+
+        return container.dtype(container, index, site), item
+    raise TypingError(f"a tuple is indexed with a constant integer, not with {index}")
+
+
+def view(container, index, site, kinds):
+    """A partial index: touches no memory, counts nothing, and counts like the tensor itself later on."""
+    kept = [axis for axis in range(container.ndim) if axis >= len(kinds) or isinstance(kinds[axis], types.SliceType)]
+    only_leading = not any(isinstance(kind, types.SliceType) for kind in kinds)
+    result = container.view(len(kept), container.layout if only_leading else "A")
+
+    def codegen(context, builder, signature, arguments):
+        tensor = struct_of(context, builder, container, arguments[0])
+        shape = cgutils.unpack_tuple(builder, tensor.shape)
+        strides = byte_strides(context, builder, container, tensor)
+        starts, sizes, steps = [], list(shape), list(strides)
+        for axis, (kind, value) in enumerate(
+            zip(kinds, unpack_index(context, builder, index, arguments[1]), strict=True)
+        ):
+            if isinstance(kind, types.SliceType):
+                part = context.make_helper(builder, kind, value)
+                slicing.fix_slice(builder, part, shape[axis])
+                sizes[axis] = slicing.get_slice_length(builder, part)
+                steps[axis] = builder.mul(strides[axis], part.step)
+                starts.append(part.start)
+            else:
+                starts.append(value)
+        starts_in_bounds = check_view(builder, tensor, kinds, starts, shape, site.literal_value)
+        data = builder.bitcast(tensor.data, ir.IntType(8).as_pointer())
+        for start, stride in zip(starts_in_bounds, strides, strict=False):
+            data = builder.gep(data, [builder.mul(start, stride)])
+        out = struct_of(context, builder, result)
+        for name in context.data_model_manager[container]._fields:
+            if name not in ("data", "shape", "strides"):
+                setattr(out, name, getattr(tensor, name))
+        out.data = builder.bitcast(data, tensor.data.type)
+        out.shape = cgutils.pack_array(builder, [sizes[axis] for axis in kept], ty=I64)
+        if result.layout == "A":
+            out.strides = cgutils.pack_array(builder, [steps[axis] for axis in kept], ty=I64)
+        return out._getvalue()
+
+    return result(container, index, site), codegen
+
+
+def byte_strides(context, builder, tensor_type, tensor):
+    if tensor_type.layout == "A":
+        return cgutils.unpack_tuple(builder, tensor.strides)
+    strides = [constant(context.get_abi_sizeof(context.get_data_type(tensor_type.dtype)))]
+    for size in reversed(cgutils.unpack_tuple(builder, tensor.shape)[1:]):
+        strides.insert(0, builder.mul(strides[0], size))
+    return strides
+
+
+def check_view(builder, tensor, kinds, starts, shape, site):
+    """Integers in a partial index are checked as those of an element are; slices clip, as in Python."""
+    checked = []
+    for axis, (kind, start) in enumerate(zip(kinds, starts, strict=True)):
+        if isinstance(kind, types.Integer):
+            bad = builder.icmp_unsigned(">=", start, shape[axis])
+            with builder.if_then(bad, likely=False):
+                tag = builder.ashr(tensor.tag, constant(1))
+                details = [constant(OUT_OF_BOUNDS), constant(site), tag, constant(axis), start, shape[axis]]
+                builder.call(recorder(builder.module, tensor.state.type), [tensor.state, *details])
+            start = builder.select(bad, constant(0), start)
+        checked.append(start)
+    return checked
+
+
+@intrinsic(prefer_literal=True)
+def store(typingctx, value, tensor, index, site):
+    """tensor[index] = value, for one element."""
+    if not isinstance(tensor, TensorType):
+        raise TypingError(f"{tensor} cannot be assigned to by index")
+    if not is_element(tensor, check_index(tensor, index)):
+        raise TypingError("a whole row or slice cannot be assigned at once: write a loop over its elements")
+    number = site.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        struct = struct_of(context, builder, tensor, arguments[1])
+        indices = unpack_index(context, builder, index, arguments[2])
+        converted = context.cast(builder, arguments[0], types.unliteral(value), tensor.dtype)
+        pointer = element_pointer(context, builder, tensor, struct, indices, number, WRITE)
+        context.pack_value(builder, tensor.dtype, converted, pointer)
+        return context.get_dummy_value()
+
+    return types.void(value, tensor, index, site), codegen
+
+
+@intrinsic(prefer_literal=True)
+def cell(typingctx, tensor, index, site):
+    """The element that an atomic operation works on, as a tensor of one element that is not counted again."""
+    if not isinstance(tensor, TensorType) or not is_element(tensor, check_index(tensor, index)):
+        raise TypingError("an atomic operation works on one element of an array: give one index for each axis")
+    number = site.literal_value
+    result = types.CPointer(tensor.dtype)
+
+    def codegen(context, builder, signature, arguments):
+        struct = struct_of(context, builder, tensor, arguments[0])
+        indices = unpack_index(context, builder, index, arguments[1])
+        return element_pointer(context, builder, tensor, struct, indices, number, ATOMIC)
+
+    return result(tensor, index, site), codegen
+
+
+@intrinsic
+def stopped(typingctx, state):
+    """True once an error was recorded or the learner pressed Ctrl-C."""
+
+    def codegen(context, builder, signature, arguments):
+        words = struct_of(context, builder, state, arguments[0]).words
+        flag = builder.load_atomic(word_pointer(builder, words, STOP), "monotonic", 8)
+        return builder.icmp_signed("!=", flag, constant(0))
+
+    return types.boolean(state), codegen
+
+
+@intrinsic
+def poison(typingctx, tensor):
+    """Fill a C-contiguous tensor with 0xFF bytes (NaN in every float type) and, in strict mode, forget its history."""
+
+    def codegen(context, builder, signature, arguments):
+        struct = struct_of(context, builder, tensor, arguments[0])
+        elements = constant(1)
+        for size in cgutils.unpack_tuple(builder, struct.shape):
+            elements = builder.mul(elements, size)
+        itemsize = context.get_abi_sizeof(context.get_data_type(tensor.dtype))
+        cgutils.memset(builder, struct.data, builder.mul(elements, constant(itemsize)), 0xFF)
+        if tensor.strict:
+            distance = builder.sdiv(builder.sub(builder.ptrtoint(struct.data, I64), struct.base), constant(itemsize))
+            shadow = builder.gep(struct.shadow, [builder.mul(distance, constant(SHADOW_WORDS))])
+            cgutils.memset(builder, shadow, builder.mul(elements, constant(4 * SHADOW_WORDS)), 0xFF)
+        return arguments[0]
+
+    return tensor(tensor), codegen
+
+
+@overload(len)
+def tensor_len(tensor):
+    if isinstance(tensor, TensorType):
+        return lambda tensor: tensor.shape[0]
+
+
+def attribute(name):
+    def register(implementation):
+        return overload_attribute(TensorType, name)(implementation)
+
+    return register
+
+
+@attribute("ndim")
+def tensor_ndim(tensor):
+    ndim = tensor.ndim
+    return lambda tensor: ndim
+
+
+@attribute("size")
+def tensor_size(tensor):
+    def size(tensor):
+        product = 1
+        for extent in tensor.shape:
+            product *= extent
+        return product
+
+    return size
+
+
+@attribute("itemsize")
+def tensor_itemsize(tensor):
+    itemsize = tensor.dtype.bitwidth // 8
+    return lambda tensor: itemsize
+
+
+@attribute("nbytes")
+def tensor_nbytes(tensor):
+    return lambda tensor: tensor.size * tensor.itemsize
+
+
+@attribute("dtype")
+def tensor_dtype(tensor):
+    dtype = numpy_dtype(tensor.dtype)
+    return lambda tensor: dtype
+
+
+@attribute("strides")
+def tensor_strides(tensor):
+    return lambda tensor: strides_of(tensor)
+
+
+@intrinsic
+def strides_of(typingctx, tensor):
+    def codegen(context, builder, signature, arguments):
+        struct = struct_of(context, builder, tensor, arguments[0])
+        return cgutils.pack_array(builder, byte_strides(context, builder, tensor, struct), ty=I64)
+
+    return types.UniTuple(types.int64, tensor.ndim)(tensor), codegen

@@ -1,0 +1,291 @@
+"""The CPU engine: runs a kernel's own source, compiled by Numba, one CUDA thread after another.
+
+It is stricter than a GPU. Memory that nobody wrote is NaN, and a bad index, a divergent barrier or too much shared
+memory is an error that names the line, the block and the thread. In strict mode races and reads of unwritten memory are
+errors too.
+"""
+
+import re
+import threading
+import weakref
+
+import numba
+import numpy as np
+from numba.core.errors import NumbaError
+
+from ..errors import BarrierDivergence, OutOfBounds, RaceDetected, SharedMemoryError, UninitializedRead, Unsupported
+from ..report import progress
+from . import access, cache
+from .access import State, Tensor
+from .model import DYNAMIC_SHARED, STATIC_SHARED
+from .rewrite import function_of, rewrite
+
+_programs = weakref.WeakKeyDictionary()  # Python function -> Program
+_modules = {}  # rewritten source -> namespace
+_fresh = {}  # id of an array made by `empty` and not yet filled -> weak reference to it
+
+POISON = 0xFF  # NaN in every float type
+INTEGER_POISON = 0xA5
+
+
+def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=None, block_order=None):
+    """Run a kernel over a grid; returns {parameter: (itemsize, loads, stores, atomics)} for its array arguments.
+
+    `thread_order` and `block_order` are permutations of the threads of a block and the blocks of the grid, for checks
+    that a kernel's result does not depend on them. Raises the errors of `numba_flash.errors`.
+    """
+    function = function_of(kernel)
+    program = program_of(function)
+    check_shared(program, shared_bytes)
+    state = State()
+    counts = {}
+    arguments = [argument(value, index, name, program, state, counts, strict) for index, (name, value) in
+                 enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
+    memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
+    blocks = grid[0] * grid[1] * grid[2]
+    order = np.empty(0, np.int64) if block_order is None else np.asarray(block_order, np.int64)
+    call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
+            *program.integers.values(), *arguments)  # fmt: skip
+    execute(compiled(program, call), call, state, program.name, blocks)
+    if state.words[access.KIND]:
+        raise failure(program, state.words, grid, block)
+    for value in args:
+        _fresh.pop(id(value), None)
+    kinds = np.array([site.kind for site in program.sites])
+    return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
+            for name, (itemsize, count) in counts.items()}  # fmt: skip
+
+
+def program_of(function):
+    """The rewritten kernel. Kernels of one factory share the text and differ in their integers."""
+    if function not in _programs:
+        _programs[function] = rewrite(function)
+    return _programs[function]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def argument(value, index, name, program, state, counts, strict):
+    if not isinstance(value, np.ndarray):
+        return value
+    count = np.zeros(max(1, len(program.sites)), np.int64)
+    counts[name] = value.itemsize, count
+    return Tensor(value, state, index, "global", count, shadow_of(value) if strict else None)
+
+
+def shadow_of(array, written=True):
+    """Strict mode's memory of who touched each element between the array's first byte and its last."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    shadow = np.full((max(1, (high - low) // array.itemsize), access.SHADOW_WORDS), -1, np.int32)
+    if written:
+        shadow[:, access.WRITTEN] = 0
+        if is_fresh(array):
+            untouched = array.view(np.uint8).reshape(array.size, array.itemsize) == poison_byte(array.dtype)
+            shadow[untouched.all(axis=1), access.WRITTEN] = -1
+    return shadow
+
+
+def is_fresh(array):
+    reference = _fresh.get(id(array))
+    return reference is not None and reference() is array
+
+
+def poison_byte(dtype):
+    return INTEGER_POISON if dtype.kind in "iu" else POISON
+
+
+def empty(shape, dtype):
+    """An array whose floats are NaN; strict mode also knows which elements nobody has written."""
+    array = np.empty(shape, dtype)
+    array.view(np.uint8).fill(poison_byte(array.dtype)) if array.ndim and array.dtype.kind != "b" else None
+    if array.size:
+        key = id(array)
+        _fresh[key] = weakref.ref(array, lambda _: _fresh.pop(key, None))
+    return array
+
+
+def resolved(shape, program):
+    return tuple(program.integers.get(size, size) for size in shape)
+
+
+def check_shared(program, shared_bytes):
+    arrays = [(array, resolved(array.shape, program)) for array in program.shared.values()]
+    static = sum(int(np.prod(shape)) * array.dtype.itemsize for array, shape in arrays)
+    if static > STATIC_SHARED:
+        listed = ", ".join(f"{array.name}{list(shape)}" for array, shape in arrays if 0 not in shape)
+        raise SharedMemoryError(
+            f"{program.name} asks for {static:,} B of shared memory a block ({listed}); "
+            f"the device has {STATIC_SHARED:,} B: use smaller tiles",
+            kernel=program.name,
+        )
+    if static + shared_bytes > DYNAMIC_SHARED:
+        raise SharedMemoryError(
+            f"{program.name} asks for {static + shared_bytes:,} B of static and dynamic shared memory a block; "
+            f"the device has {DYNAMIC_SHARED:,} B: lower shared_bytes={shared_bytes}",
+            kernel=program.name,
+        )
+
+
+def block_memory(program, block, shared_bytes, state, first_tag, strict):
+    """The shared arrays of one block and the local arrays of its threads, as hidden arguments."""
+    dynamic = np.empty(shared_bytes, np.uint8)
+    dynamic_shadows = {}
+    memory = []
+    threads = block[0] * block[1] * block[2]
+    for tag, (hidden, array) in enumerate((program.shared | program.local).items(), first_tag):
+        shape = resolved(array.shape, program)
+        space = "shared" if hidden in program.shared else "local"
+        if space == "shared" and 0 in shape:
+            data = dynamic[: shared_bytes // array.dtype.itemsize * array.dtype.itemsize].view(array.dtype)
+            shadow = dynamic_shadows.setdefault(array.dtype, shadow_of(data, written=False)) if strict else None
+        else:
+            data = np.empty(shape if space == "shared" else (threads, *shape), array.dtype)
+            shadow = shadow_of(data, written=False) if strict else None
+        memory.append(Tensor(data, state, tag, space, shadow=shadow))
+    return memory
+
+
+def thread_table(block, order=None):
+    """One row a thread, in the order they are stepped: x, y, z, number."""
+    z, y, x = np.indices(block[::-1]).reshape(3, -1)
+    table = np.stack([x, y, z, np.arange(x.size)], axis=1).astype(np.int64)
+    return table if order is None else np.ascontiguousarray(table[order])
+
+
+# --- compiling and running --------------------------------------------------------------------------------------------
+
+
+def compiled(program, call):
+    """The machine code for these argument types, from this process, the disk, or the compiler."""
+    signature = tuple(numba.typeof(value) for value in call)
+    namespace = _modules.get(program.source)
+    if namespace and signature in namespace["run"].overloads:
+        return namespace["run"]
+    path = cache.write(program.name, program.source)
+    was_cached = path is not None and cache.holds(path)
+    try:
+        with progress(f"compiling {program.name}"):
+            return build(program, signature, path)
+    except NumbaError as error:
+        raise translated(program, error) from error
+    except Exception:
+        if not was_cached:
+            raise
+        cache.forget(path)
+        return build(program, signature, cache.write(program.name, program.source))
+
+
+def build(program, signature, path):
+    namespace = _modules.get(program.source) or cache.module_from(program.name, program.source, path)
+    namespace["run"].compile(signature)
+    _modules[program.source] = namespace
+    return namespace["run"]
+
+
+def execute(function, call, state, name, blocks):
+    """Run compiled code in a worker thread, so that Ctrl-C and the progress bar work in this one."""
+    done = threading.Event()
+    trouble = []
+
+    def work():
+        try:
+            function(*call)
+        except BaseException as error:
+            trouble.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        if not done.wait(0.5):
+            shown = 0
+            with progress(f"running {name}", blocks) as advance:
+                while not done.wait(0.1):
+                    turn = int(state.words[access.TURN])
+                    advance(turn - shown)
+                    shown = turn
+    except BaseException:
+        state.words[access.STOP] = 1
+        done.wait()
+        raise
+    if trouble:
+        raise trouble[0]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def translated(program, error):
+    """Numba's typing error in the learner's own terms: the kernel's line and what Numba said about it."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+    origin = None
+    for line in lines:
+        for number in re.findall(r"\.py.*?(?:line |\()(\d+)", line):
+            origin = program.lines.get(int(number), origin)
+    causes = [
+        line.partition("Error: ")[2] for line in lines if re.match(r"(- )?\w*(Typing|Lowering|Type)Error: ", line)
+    ]
+    noise = ("Failed in", "During:", "File ", "Overload ", "There ", "- Of which", "Use of", "Enable", "This error")
+    plain = [line for line in lines if not line.startswith(noise)]
+    said = (causes or plain or lines)[-1 if causes else 0].replace("nf.Tensor", "array")
+    where = f" ({origin.file}, line {origin.line})" if origin else ""
+    return Unsupported(f"{program.name}{where} cannot be compiled: {said}", kernel=program.name,
+                       file=origin and origin.file, line=origin and origin.line)  # fmt: skip
+
+
+def position(number, extent):
+    return number % extent[0], number // extent[0] % extent[1], number // (extent[0] * extent[1])
+
+
+def failure(program, words, grid, block):
+    """The error that the kernel recorded."""
+    w = [int(word) for word in words]
+    kind = w[access.KIND]
+    where = {"block": position(w[access.BLOCK], grid), "thread": position(w[access.THREAD], block)}
+    if kind == access.DIVERGENCE:
+        return divergence(program, w, block, where)
+    site = program.sites[w[access.SITE]]
+    names = [*program.parameters, *(array.name for array in (program.shared | program.local).values())]
+    tensor = names[w[access.TENSOR]]
+    details = dict(kernel=program.name, file=site.file, line=site.line, tensor=tensor, **where)
+    place = f"{program.name} ({site.file}, line {site.line}), block {where['block']}, thread {where['thread']}"
+    if kind == access.OUT_OF_BOUNDS:
+        return OutOfBounds(
+            f"{place}: index {w[access.INDEX]} of {tensor}, axis {w[access.AXIS]}, which has size {w[access.SIZE]}",
+            **details,
+        )
+    if kind == access.READ_ONLY:
+        return OutOfBounds(f"{place}: a store to {tensor}, which is read-only: pass a writable array", **details)
+    if kind == access.UNINITIALIZED:
+        return UninitializedRead(f"{place}: reads an element of {tensor} that nothing has written", **details)
+    other = program.sites[w[access.OTHER_SITE]]
+    who = f"thread {position(w[access.OTHER_THREAD], block)}"
+    if w[access.OTHER_THREAD] < 0:
+        who = f"block {position(w[access.OTHER_BLOCK], grid)}"
+        advice = "blocks of one launch run in any order: give each its own elements, or use cuda.atomic"
+    else:
+        advice = "put cuda.syncthreads() between the two, or use cuda.atomic"
+    verb = {"loads": "reads", "stores": "writes", "atomics": "updates"}
+    return RaceDetected(
+        f"{place}: {verb[site.kind]} an element of {tensor} that {who} {verb[other.kind]} in line {other.line} "
+        f"with no barrier between: {advice}",
+        **details,
+    )
+
+
+def divergence(program, w, block, where):
+    def at(number):
+        return "has returned" if number < 0 else f"waits at the barrier in line {program.barriers[number].line}"
+
+    reached = [program.barriers[n] for n in (w[access.SITE], w[access.OTHER_SITE]) if n >= 0]
+    other = position(w[access.OTHER_THREAD], block)
+    return BarrierDivergence(
+        f"{program.name} ({reached[0].file}, line {reached[0].line}), block {where['block']}: thread {where['thread']} "
+        f"{at(w[access.SITE])}, thread {other} {at(w[access.OTHER_SITE])}: every thread of a block must reach the same "
+        "barriers (guard the work between them, not the barrier)",
+        kernel=program.name,
+        file=reached[0].file,
+        line=reached[0].line,
+        **where,
+    )

@@ -1,0 +1,266 @@
+"""Where a kernel runs: checks a launch, then hands it to the GPU, the CPU engine or Numba's simulator."""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from numbers import Number
+
+import numba
+import numpy as np
+
+from ..errors import KernelError, OutOfMemory, Unsupported
+from ..hbm import ledger
+from . import cpu, model
+from .rewrite import function_of, is_kernel
+
+DEVICES = ("gpu", "cpu", "sim")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What kernels run on: `name` "gpu", "cpu" (the compiled CPU engine) or "sim" (Numba's simulator), and `why`."""
+
+    name: str
+    why: str
+
+    def __str__(self):
+        return f"{self.name} ({self.why})"
+
+
+@cache
+def gpu_problem():
+    """Why no GPU can be used, or None when one can. Asks the driver and the package list; does not touch numba.cuda."""
+    if numba.config.ENABLE_CUDASIM:
+        return "NUMBA_ENABLE_CUDASIM is set, which replaces the GPU by Numba's simulator"
+    if not gpu_count():
+        return "the NVIDIA driver reports no GPU"
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "a GPU is there, but the package numba-cuda is not: pip install 'numba_flash[cu13]' (or [cu12])"
+    return numpy_conflict()
+
+
+def numpy_conflict():
+    """numba-cuda 0.30 calls np.row_stack, which NumPy 2.5 removed. Returns what to do about it, or None."""
+    try:
+        version = importlib.metadata.version("numba-cuda")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if tuple(int(part) for part in version.split(".")[:2]) <= (0, 30) and not hasattr(np, "row_stack"):
+        return f"numba-cuda {version} does not work with NumPy {np.__version__}: pip install 'numpy<2.5'"
+    return None
+
+
+@cache
+def gpu_count():
+    """The number of GPUs that the CUDA driver sees; 0 without a driver."""
+    for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+            return count.value
+    return 0
+
+
+def device(name=None):
+    """What kernels run on, and why: `name`, or else NUMBA_FLASH_DEVICE, or else the GPU if one is usable.
+
+    Returns a Device. Raises ValueError for an unknown name, KernelError for a device that is not there.
+    """
+    reason = "asked for by device="
+    if name is None:
+        name, reason = os.environ.get("NUMBA_FLASH_DEVICE") or None, "asked for by NUMBA_FLASH_DEVICE"
+    if isinstance(name, Device):
+        name = name.name
+    if name is None:
+        if numba.config.ENABLE_CUDASIM:
+            return Device("sim", "NUMBA_ENABLE_CUDASIM is set")
+        problem = gpu_problem()
+        return Device("cpu", problem) if problem else Device("gpu", "a GPU and numba-cuda are there")
+    if name not in DEVICES:
+        raise ValueError(f"device={name!r} is unknown: use one of {', '.join(map(repr, DEVICES))}, or None to choose")
+    if name == "gpu" and (problem := gpu_problem()):
+        raise KernelError(f"device='gpu' cannot be used: {problem}; device='cpu' runs the same kernels")
+    if name == "sim" and not numba.config.ENABLE_CUDASIM:
+        raise KernelError("device='sim' needs NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts")
+    return Device(name, reason)
+
+
+def backend(chosen):
+    """The module that drives a device; numba.cuda is started only when the GPU's is imported."""
+    if chosen == "gpu":
+        from . import gpu as module
+    elif chosen == "sim":
+        from . import sim as module
+    else:
+        module = cpu
+    return module
+
+
+def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None):
+    """Run one unmodified `@cuda.jit` kernel and, inside `ledger()`, count its HBM loads and stores.
+
+    grid, block: int or tuple of up to three. args: NumPy or device arrays of at least one axis, NumPy or Python
+    numbers, tuples of numbers. shared_bytes: dynamic shared memory a block. device: "gpu", "cpu", "sim" or None (see
+    `device`). strict: find races and reads of unwritten memory too, on the CPU engine (default: NUMBA_FLASH_STRICT=1).
+    On a GPU this is `kernel[grid, block, 0, shared_bytes](*args)`; a kernel launched that way is not counted.
+    Raises TypeError or ValueError for a launch that no device accepts, and the errors of `numba_flash.errors`.
+    """
+    name = chosen_name(device)
+    function = function_of(kernel)
+    if not is_kernel(kernel):
+        raise TypeError(f"kernel={kernel!r} is not a kernel: decorate the function with @cuda.jit")
+    if getattr(kernel, "targetoptions", {}).get("device") or getattr(kernel, "_device", False):
+        raise TypeError(f"kernel={function.__name__} is a device function: launch a kernel that calls it")
+    grid, block = dimensions("grid", grid), dimensions("block", block)
+    check_limits(grid, block)
+    check_arguments(function, args, name)
+    if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, (int, np.integer)) or shared_bytes < 0:
+        raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
+    if name == "cpu":
+        if strict is None:
+            strict = os.environ.get("NUMBA_FLASH_STRICT") == "1"
+        counts = cpu.run(kernel, grid, block, args, int(shared_bytes), bool(strict))
+    elif strict:
+        raise ValueError(
+            f"strict=True works on the CPU engine only: add device='cpu' (this launch would run on {name!r})"
+        )
+    else:
+        counts = backend(name).run(kernel, grid, block, args, int(shared_bytes), ledger.active())
+    if ledger.active():
+        ledger.record(function.__name__, grid, block, counts)
+
+
+def chosen_name(name):
+    return device(name).name
+
+
+def dimensions(what, value):
+    """A launch dimension as three positive integers."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    whole = all(isinstance(part, (int, np.integer)) and not isinstance(part, bool) for part in parts)
+    if not whole or not 1 <= len(parts) <= 3:
+        raise TypeError(f"{what}={value!r} must be an integer or a tuple of up to three integers")
+    if min(parts) < 1:
+        raise ValueError(f"{what}={value!r}: every dimension must be at least 1")
+    return tuple(int(part) for part in parts) + (1,) * (3 - len(parts))
+
+
+def check_limits(grid, block):
+    """What CUDA allows of every launch."""
+    threads = block[0] * block[1] * block[2]
+    if threads > model.THREADS:
+        raise ValueError(f"block={block} has {threads} threads; a block has at most {model.THREADS}")
+    if block[2] > model.BLOCK_Z:
+        raise ValueError(f"block={block}: the third dimension is at most {model.BLOCK_Z}")
+    if grid[0] > model.GRID_X or max(grid[1:]) > model.GRID_YZ:
+        raise ValueError(
+            f"grid={grid}: the first dimension is at most {model.GRID_X:,}, the second and third at most "
+            f"{model.GRID_YZ:,}: give the longest axis the x dimension, or split the launch"
+        )
+
+
+def check_arguments(function, args, name):
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    if len(args) != len(parameters):
+        raise TypeError(
+            f"{function.__name__} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(args)}"
+        )
+    for parameter, value in zip(parameters, args, strict=True):
+        check_argument(function.__name__, parameter, value, name)
+
+
+def check_argument(kernel, parameter, value, name):
+    what = f"argument {parameter} of {kernel}"
+    if isinstance(value, np.ndarray):
+        if value.ndim == 0:
+            raise TypeError(f"{what} is an array with no axis: pass the number itself, {parameter}[()]")
+        if value.dtype.kind not in "biufc" or not value.dtype.isnative:
+            raise TypeError(f"{what} has dtype {value.dtype}: use a plain number type such as float32 or int64")
+        if name == "cpu" and value.dtype.char in "egG":
+            raise Unsupported(
+                f"{what} has dtype {value.dtype}, which the CPU engine lacks: use float32, or run on a GPU",
+                kernel=kernel,
+                tensor=parameter,
+            )
+    elif isinstance(value, tuple):
+        for item in value:
+            check_argument(kernel, parameter, item, name)
+    elif hasattr(value, "__cuda_array_interface__") or type(value).__name__ == "FakeCUDAArray":
+        if name == "cpu":
+            raise TypeError(f"{what} is in GPU memory: copy it with to_host first, or run with device='gpu'")
+    elif not isinstance(value, (Number, np.generic)):
+        raise TypeError(f"{what} is a {type(value).__name__}: pass an array (np.asarray) or a number")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def to_device(x, device=None):
+    """A copy of the NumPy array `x` where kernels run; without a GPU a NumPy array. Raises OutOfMemory."""
+    x = np.asarray(x)
+    name = chosen_name(device)
+    refuse_if_too_large(x.nbytes, f"a copy of an array of shape {x.shape}", name)
+    return backend(name).to_device(x) if name == "gpu" else np.array(x, order="C")
+
+
+def empty(shape, dtype, device=None):
+    """A new array where kernels run. Its floats are NaN, so that a forgotten store shows. Raises OutOfMemory."""
+    name = chosen_name(device)
+    dtype = np.dtype(dtype)
+    extents = shape if isinstance(shape, (tuple, list)) else (shape,)
+    refuse_if_too_large(product(extents) * dtype.itemsize, f"an array of shape {tuple(extents)}", name)
+    return (backend(name) if name == "gpu" else cpu).empty(shape, dtype)
+
+
+def to_host(x):
+    """`x` as a NumPy array: a copy of a device array, and a NumPy array as it is."""
+    if isinstance(x, np.ndarray):
+        return x
+    return x.copy_to_host() if hasattr(x, "copy_to_host") else backend("gpu").to_host(x)
+
+
+def product(extents):
+    result = 1
+    for extent in extents:
+        result *= int(extent)
+    return result
+
+
+def refuse_if_too_large(needed, what, name):
+    there = free_bytes(name)
+    if there is not None and needed > there:
+        raise OutOfMemory(
+            f"{what} needs {needed:,} B; {there:,} B are free: use shorter sequences, fewer heads or another stage"
+        )
+
+
+def free_bytes(device=None):
+    """Bytes of memory that are free where kernels run, or None where nobody can tell."""
+    name = chosen_name(device)
+    if name == "gpu":
+        return backend("gpu").free_bytes()
+    return free_host_bytes()
+
+
+def free_host_bytes():
+    try:
+        with open("/proc/meminfo") as file:
+            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            return None
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            available = min(available, int(limit.read()) - int(used.read()))
+    except (OSError, ValueError):
+        pass
+    return available

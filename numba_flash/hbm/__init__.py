@@ -1,0 +1,1 @@
+"""The HBM bill: counted by ledger.py, predicted by predict.py."""

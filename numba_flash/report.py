@@ -1,0 +1,475 @@
+"""Everything a lesson prints: bills, bars, tile maps, tables and prose, with or without colour and Unicode.
+
+`console()` gives the one kind of console; `bill_table`, `bars` and the others give what its `print` takes.
+"""
+
+import contextlib
+import math
+import re
+import shutil
+import sys
+import textwrap
+import threading
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import StringIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from .hbm.ledger import KINDS, Count
+
+WIDTH = 80
+ACCENT = "color(31)"
+LIT = "color(166)"
+WRONG = "bold color(167)"
+
+CONVENTION = (
+    "One access of one element of a kernel argument by one thread = one load or store; an atomic has a row of its own "
+    "and is one read and one write. Shared memory and registers are free. Counted is what the threads request. The "
+    "paper counts what blocks move between HBM and SRAM: the same once operands pass through shared tiles, and less "
+    "for naive. Caches make the traffic in DRAM differ again."
+)
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀᵈⁿⁱ", "0123456789+-Tdni", strict=True))
+_ASCII = {
+    "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "√": "sqrt", "×": "x", "∘": "*", "⊙": "*", "−": "-", "–": "-",
+    "—": "-", "‑": "-", "±": "+/-", "≤": "<=", "≥": ">=", "≠": "!=", "≈": "~", "→": "->", "←": "<-", "↔": "<->",
+    "⇒": "=>", "∞": "inf", "∑": "sum ", "∏": "prod ", "∂": "d", "∇": "grad ", "∈": "in", "…": "...", "“": '"',
+    "”": '"', "‘": "'", "’": "'", "•": "*", "°": " deg", "✓": "ok", "✗": "x", "█": "#", "■": "#", "▒": ":", "░": ".",
+    "─": "-", "━": "-", "│": "|", "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "eps",
+    "θ": "theta", "λ": "lambda", "µ": "u", "μ": "u", "π": "pi", "σ": "sigma", "τ": "tau", "Δ": "Delta",
+    "Θ": "Theta", "Σ": "Sigma", "Ω": "Omega", "\u0303": "~",
+}  # fmt: skip
+
+
+def to_ascii(text):
+    """`text` in ASCII: N² is N^2, Kᵀ K^T, ⌈x⌉ ceil(x), √x sqrt(x), N·d (a tight dot) N*d and a spaced dot a dash."""
+    if text.isascii():
+        return text
+    text = re.sub(r"(?<=\S)·(?=\S)", "*", text).replace("·", "-")
+    text = re.sub(r"√(\w+)", r"sqrt(\1)", text)
+    text = re.sub(f"[{''.join(_SUPERSCRIPTS)}]+", lambda m: "^" + "".join(map(_SUPERSCRIPTS.get, m[0])), text)
+    text = re.sub("[₀-₉]+", lambda m: "_" + unicodedata.normalize("NFKD", m[0]), text)
+    text = unicodedata.normalize("NFKD", "".join(_ASCII.get(c, c) for c in text)).replace("⁄", "/")
+    return "".join(c for c in text if not unicodedata.combining(c)).encode("ascii", "replace").decode()
+
+
+class _AsciiFile:
+    """A stream that gets ASCII alone, whatever is written."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, text):
+        self.file.write(to_ascii(text))
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+class _Console(Console):
+    def render_str(self, text, **how):
+        return super().render_str(text if self.encoding.startswith("utf") else to_ascii(text), **how)
+
+
+def console(file=None, *, record=False):
+    """The console of a lesson, writing to `file` (default: standard output).
+
+    As wide as the terminal, 100 columns at most; 80 and no control codes where `file` is no terminal. NO_COLOR is
+    honoured. ASCII alone where the encoding of `file` is not UTF-8. Strings print as they are: brackets are no markup.
+    With `record`, `save` writes what was printed to a file.
+    """
+    out = sys.stdout if file is None else file
+    terminal = bool(getattr(out, "isatty", lambda: False)())
+    ascii_only = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
+    return _Console(
+        file=_AsciiFile(out) if ascii_only else file,
+        width=min(shutil.get_terminal_size().columns, 100) if terminal else WIDTH,
+        force_terminal=terminal,
+        force_jupyter=None if file is None else False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        record=record,
+    )
+
+
+def save(console, path, title="numba_flash"):
+    """Write all that `console`, made with record=True, has printed to `path`: .svg or .html, by its suffix."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".svg":
+        console.save_svg(str(path), title=title, clear=False)
+    elif suffix == ".html":
+        console.save_html(str(path), clear=False)
+    else:
+        raise ValueError(f"path={str(path)!r} is no picture this can write: end it in .svg or .html")
+
+
+def to_text(renderable):
+    """What `print` shows of `renderable` on a console 80 columns wide -> str, without colour."""
+    file = StringIO()
+    console(file).print(renderable)
+    return file.getvalue().rstrip("\n")
+
+
+class _Drawing:
+    """What rich prints from `draw(width, clean)` -> lines, each a list of (text, style) pieces or strings.
+
+    `width` is in columns; `clean` is what every text that may not be ASCII has to pass before it is laid out.
+    """
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __rich_console__(self, console, options):
+        for line in self.draw(options.max_width, to_ascii if options.ascii_only else str):
+            yield Text.assemble(*line, overflow="fold")
+
+
+def in_bytes(number):
+    """Bytes for reading, in powers of 1000: 88.3 MB."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if abs(number) < 999.5 or unit == "PB":
+            break
+        number /= 1000
+    digits = 0 if unit == "B" or abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2
+    return f"{number:,.{digits}f} {unit}"
+
+
+def _figure(value):
+    if isinstance(value, str):
+        return value
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def _ratio(value, to):
+    if not to:
+        return "new" if value else "-"
+    ratio = value / to
+    if ratio and ratio < 5e-4:
+        return f"{ratio:.0e}"
+    return f"{ratio:.3f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def heading(title, facts=""):
+    """The first line of a lesson: its title, and the sizes it runs at."""
+
+    def draw(width, clean):
+        left, right = clean(title), clean(facts)
+        if max(len(left) + 4, 33) + len(right) + 1 <= width:
+            yield [(f" {left:<32} ", "bold"), right] if right else [(f" {left}", "bold")]
+        else:
+            yield [(f" {left}", "bold")]
+            yield [f" {right}"]
+
+    return _Drawing(draw)
+
+
+def prose(text):
+    """Paragraphs, wrapped. Indented lines stay as they are; `code` in backquotes is coloured."""
+
+    def draw(width, clean):
+        for paragraph in re.split(r"\n\s*\n", clean(textwrap.dedent(text).strip("\n"))):
+            for run in re.findall(r"(?:^[ \t]+\S.*\n?)+|(?:^\S.*\n?)+", paragraph, flags=re.MULTILINE):
+                lines = run.splitlines() if run[0].isspace() else textwrap.wrap(" ".join(run.split()), width - 2)
+                for line in lines:
+                    yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
+            yield []
+
+    return _Drawing(draw)
+
+
+def table(header, rows):
+    """A small table: numbers to the right with thousands separators, strings to the left, the last column wrapped."""
+    rows = [list(row) for row in rows]
+    if any(len(row) != len(header) for row in rows):
+        raise ValueError(f"rows={rows!r:.80}: each needs {len(header)} cells, one for each of header={header!r}")
+
+    def draw(width, clean):
+        numeric = [all(not isinstance(row[c], str) for row in rows) for c in range(len(header))]
+        cells = [[clean(_figure(cell)) for cell in row] for row in [header, *rows]]
+        sizes = [max(len(row[c]) for row in cells) for c in range(len(header))]
+        room = max(width - 1 - sum(size + 2 for size in sizes[:-1]), 16)
+        for number, row in enumerate(cells):
+            wrapped = textwrap.wrap(row[-1], room) or [""]
+            start = "".join(
+                f"{x:>{n}}  " if r else f"{x:<{n}}  " for x, n, r in zip(row[:-1], sizes, numeric, strict=False)
+            )
+            last = f"{wrapped[0]:>{sizes[-1]}}" if numeric[-1] else wrapped[0]
+            yield [(f" {start}{last}".rstrip(), "bold" if number == 0 else "")]
+            yield from ([" " * (len(start) + 1) + more] for more in wrapped[1:])
+
+    return _Drawing(draw)
+
+
+def bill_table(counted=None, *, predicted=None, previous=None, algorithm0=None, below=None):
+    """One bill by kernel and tensor: predicted, counted, their difference, and the ratio to the stage before.
+
+    `counted` and `predicted` are Bills, of which one may be missing; `previous` is (name, Bill) of the stage before;
+    `algorithm0` is the Bill of the yardstick. A kernel that the stage before does not have is compared with all that
+    stage's accesses to the tensor of the same name. `below` is an `error_line` that belongs to the bill. The ledger's
+    convention stands under it all.
+    """
+    bills = {name: bill for name, bill in (("predicted", predicted), ("counted", counted)) if bill is not None}
+    if not bills:
+        raise ValueError("counted=None and predicted=None leave nothing to show: pass one of them, or both")
+    shown = list(bills.values())[-1]
+    rows = _bill_rows(list(bills.values()), previous)
+    heads = [*bills, *["diff"] * (len(bills) - 1), *([f"x {previous[0]}"] if previous else [])]
+    gone = _gone(shown, *previous) if previous else ""
+
+    def draw(width, clean):
+        for gap, stacked, brief in ((2, False, False), (1, False, False), (1, False, True), (1, True, True)):
+            lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0))
+            if max(sum(len(text) for text, _ in line) for line in lines) <= width:
+                break
+        yield [f" HBM bill, elements requested by the threads{_bytes_each(shown)}"]
+        yield from lines
+        yield from ([f" {clean(line)}"] for line in textwrap.wrap(gone, width - 2))
+        if below:
+            yield from below.draw(width, clean)
+        yield []
+        yield from ([f" {line}"] for line in textwrap.wrap(CONVENTION, width - 2))
+
+    return _Drawing(draw)
+
+
+class _Row(NamedTuple):
+    kernel: str
+    tensor: str
+    kind: str
+    numbers: list
+    cells: list
+    notes: list
+
+
+def _bill_rows(bills, previous):
+    """A row for each kernel, tensor and kind that a bill has; the last row is the total."""
+
+    def row(kernel, tensor, kind, numbers, before, notes=()):
+        off = numbers[-1] - numbers[0]
+        cells = [f"{number:,}" for number in numbers] + [f"{off:+,}" if off else "0"] * (len(bills) - 1)
+        cells += [_ratio(numbers[-1], before)] if previous else []
+        return _Row(kernel, tensor, kind, numbers, cells, [*notes, *["differs"] * bool(off)])
+
+    kernels = {}
+    for bill in reversed(bills):
+        for kernel, tensors in bill.kernels.items():
+            kernels.setdefault(kernel, {}).update(dict.fromkeys(tensors))
+    rows = []
+    for kernel, tensor in ((kernel, tensor) for kernel, tensors in kernels.items() for tensor in tensors):
+        counts = [bill.kernels.get(kernel, {}).get(tensor, Count()) for bill in bills]
+        for kind in KINDS:
+            numbers = [getattr(count, kind) for count in counts]
+            if any(numbers):
+                before = 0
+                if previous:
+                    there = previous[1].kernels
+                    among = [there[kernel]] if kernel in there else there.values()
+                    before = sum(getattr(tensors[tensor], kind) for tensors in among if tensor in tensors)
+                sizes = {count.itemsize for count in counts if count.elements}
+                rows.append(row(kernel, tensor, kind, numbers, before, ["bytes differ"] * (len(sizes) - 1)))
+    before = previous[1].elements if previous else 0
+    total = row("total", "", "", [bill.elements for bill in bills], before, [in_bytes(bills[-1].total_bytes)])
+    return [*rows, total]
+
+
+def _bill_lines(rows, heads, gap, stacked, brief, algorithm0):
+    """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: short heads, rounded diffs."""
+    *body, total = rows
+    kernel, tensor, kind = (max((len(row[part]) for row in body), default=0) for part in range(3))
+    ideal = "Algorithm 0" if stacked else "Algorithm 0, ideal"
+    first = 2 if stacked else kernel + 2
+    left = max(first + tensor + 2 + kind, len(ideal) if algorithm0 is not None else len("total"))
+    columns = [heads, *(row.cells for row in rows)]
+    if brief:
+        columns = [[_brief(cell) for cell in cells] for cells in columns]
+    sizes = [max(map(len, column)) for column in zip(*columns, strict=True)]
+    space = " " * gap
+
+    def figures(cells):
+        return "".join(f"{space}{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
+
+    def notes(row):
+        return "".join(space + note for note in (row.notes[-1:] if brief else row.notes))
+
+    yield [(" " * (left + 1) + figures(columns[0]), "bold")]
+    above = ("", "")
+    for row, cells in zip(body, columns[1:], strict=False):
+        new = row.kernel != above[0]
+        if stacked and new:
+            yield [(f" {row.kernel}", ACCENT)]
+        start = row.kernel if new and not stacked else ""
+        name = "" if above == row[:2] else row.tensor
+        above = row[:2]
+        style = WRONG if row.notes else ""
+        yield [
+            (f" {start:<{first}}", ACCENT),
+            (f"{name:<{tensor}}  {row.kind}".ljust(left - first), ""),
+            (figures(cells), style),
+            (notes(row), style),
+        ]
+    style = WRONG if "differs" in total.notes else "bold"
+    yield [(f" {'total':<{left}}{figures(columns[-1])}{notes(total)}", style)]
+    if algorithm0 is not None:
+        elements = total.numbers[-1]
+        times = f"this stage: {elements / algorithm0.elements:.3g} x ideal" if algorithm0.elements else ""
+        yield [(f" {ideal:<{left}}{space}{algorithm0.elements:>{sizes[0]},}   {times}".rstrip(), "")]
+
+
+def _brief(cell):
+    """A difference of more than 8 characters rounded, a head of more than 9 without its stage's name."""
+    if cell[:1] in "+-" and len(cell) > 8:
+        return f"{int(cell.replace(',', '')):+.1e}"
+    return "x before" if cell[:2] == "x " and len(cell) > 9 else cell
+
+
+def _bytes_each(bill):
+    sizes = sorted(
+        {count.itemsize for tensors in bill.kernels.values() for count in tensors.values() if count.elements}
+    )
+    if len(sizes) < 2:
+        return f" (x {sizes[0]} bytes)" if sizes else ""
+    return f" (of {' and '.join(map(str, sizes))} bytes)"
+
+
+def _gone(bill, name, before):
+    """What the stage before accessed and `bill` does not: the items that this stage deletes."""
+
+    def tensors(bill):
+        return {
+            f"{tensor} {kind}": None
+            for tensors in bill.kernels.values()
+            for tensor, count in tensors.items()
+            for kind in KINDS
+            if getattr(count, kind)
+        }
+
+    gone = [item for item in tensors(before) if item not in tensors(bill)]
+    return f"gone since {name}: {', '.join(gone)}" if gone else ""
+
+
+def error_line(error, *, naive=None, bound=None):
+    """max|error| against float64, the naive kernel's own beside it, and the verdict: exact up to `bound`, or wrong."""
+    pieces = [(f" error against float64  {error:.1e}", "")]
+    if naive is not None:
+        pieces.append((f"    naive's own  {naive:.1e}", ""))
+    if bound is not None:
+        exact = error <= bound
+        pieces.append(("    exact", "") if exact else (f"    WRONG (bound {bound:.1e})", WRONG))
+    return _Drawing(lambda width, clean: [pieces])
+
+
+def bars(values, unit=""):
+    """A bar for each label of `values` (0 or more), the longest as wide as there is room; "bytes" read as MB, GB."""
+    for label, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"values[{label!r}]={value!r} has no bar: pass finite numbers of 0 or more")
+
+    def draw(width, clean):
+        labels = [clean(str(label)) for label in values]
+        ends = [in_bytes(v) if unit == "bytes" else clean(f"{_figure(v)} {unit}".rstrip()) for v in values.values()]
+        named, figured = (max(map(len, texts), default=0) for texts in (labels, ends))
+        room = max(width - named - figured - 5, 8)
+        top = max(values.values(), default=0)
+        for label, end, value in zip(labels, ends, values.values(), strict=True):
+            bar = _bar(value / top * room, clean is to_ascii) if value else ""
+            yield [f" {label:<{named}}  ", (bar, ACCENT), " " * bool(bar) + end]
+
+    return _Drawing(draw)
+
+
+def _bar(length, ascii_only):
+    if ascii_only:
+        return "#" * max(round(length), 1)
+    eighths = max(round(length * 8), 1)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One matrix of `tile_map`: `rows` × `columns` tiles, of which those in `lit`, (row, column) pairs, are lit."""
+
+    name: str
+    rows: int
+    columns: int
+    lit: Iterable
+    caption: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "lit", frozenset((int(r), int(c)) for r, c in self.lit))
+        outside = sorted((r, c) for r, c in self.lit if not (0 <= r < self.rows and 0 <= c < self.columns))
+        if outside:
+            raise ValueError(f"lit={outside[0]} is outside the {self.rows} x {self.columns} tiles of {self.name}")
+
+
+def tile_map(*tiles):
+    """The matrices `tiles` as grids of cells, lit or not, three side by side on 80 columns, captions below.
+
+    A matrix of more tiles than there is room for is drawn coarser: a cell is lit where one of its tiles is, and the
+    caption says how many tiles a cell holds.
+    """
+
+    def draw(width, clean):
+        beside = min(len(tiles), 3)
+        room = max((width - 1 - 3 * (beside - 1)) // max(beside, 1), 12)
+        lit, unlit = ("#", ".") if clean is to_ascii else ("■", "·")
+        grids = [_grid(matrix, lit, unlit, clean, room) for matrix in tiles]
+        for start in range(0, len(grids), 3):
+            for texts in zip_longest(*grids[start : start + 3], fillvalue=""):
+                line = "   ".join(f"{text:<{room}}" for text in texts).rstrip()
+                yield [" ", *((part, LIT if part == lit else "") for part in re.split(f"({lit})", line))]
+
+    return _Drawing(draw)
+
+
+def _grid(matrix, lit, unlit, clean, room):
+    """The lines of one matrix: its name, its cells, its caption; each at most `room` wide."""
+    tall, wide = max(1, -(-matrix.rows // 16)), max(1, -(-matrix.columns // room))
+    rows, columns = -(-matrix.rows // tall), -(-matrix.columns // wide)
+    on = {(r // tall, c // wide) for r, c in matrix.lit}
+    space = " " if 2 * columns - 1 <= room else ""
+    cells = [space.join(lit if (r, c) in on else unlit for c in range(columns)) for r in range(rows)]
+    scale = f"a cell is {tall} × {wide} tiles" if tall * wide > 1 else ""
+    texts = [f"{matrix.name}  {matrix.rows} × {matrix.columns}", matrix.caption, scale]
+    title, *notes = (textwrap.wrap(clean(text), room) for text in texts)
+    return [*title, *cells, *(line for note in notes for line in note)]
+
+
+_progress = threading.Lock()
+
+
+@contextlib.contextmanager
+def progress(description, total=None, *, after=2.0):
+    """Show how far long work is: `with progress("compiling", 3) as advance: ...; advance()`.
+
+    A bar on standard error, only on a terminal and only once `after` seconds have passed; without `total` it says that
+    work goes on. Inside another progress nothing is shown.
+    """
+    screen = console(sys.stderr)
+    if not screen.is_interactive or not _progress.acquire(blocking=False):
+        yield lambda steps=1: None
+        return
+    look = BarColumn(complete_style=ACCENT, finished_style=ACCENT, pulse_style=ACCENT)
+    columns = [TextColumn("{task.description}", markup=False), look, TaskProgressColumn(), TimeRemainingColumn()]
+    bar = Progress(*columns, console=screen, transient=True, redirect_stdout=False, redirect_stderr=False)
+    task = bar.add_task(to_ascii(description) if screen.options.ascii_only else description, total=total)
+    timer = threading.Timer(after, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda steps=1: bar.advance(task, steps)
+    finally:
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()
+        _progress.release()

@@ -1,0 +1,48 @@
+"""The ladder: one file a stage. `STAGES` lists them in order; a stage arrives here when its file does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba.np.numpy_support import from_dtype
+
+
+def numba_type(dtype):
+    """float32 or float64 of Numba, the `real` that kernels are built for."""
+    return from_dtype(dtype)
+
+
+def tiles(size, T):
+    """⌈size / T⌉: how many tiles of T cover `size`."""
+    return -(-size // T)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rung: its name, a title, what it deletes from the bill of the rung before, and where the paper has it.
+
+    `forward(Q, K, V, scale, *, blocks, return_lse, device)` takes and returns arrays on the device; `backward` is None
+    until the stage has one.
+    """
+
+    name: str
+    title: str
+    deletes: str
+    paper: str
+    forward: Callable
+    backward: Callable | None = None
+
+
+def _ladder():
+    from . import naive, tiled
+
+    return [
+        Stage(
+            "naive", "One thread an element, every operand from HBM", "nothing: the start", "Algorithm 0", naive.forward
+        ),
+        Stage(
+            "tiled", "Operands come through shared tiles", "the re-reads of Q, K, V and P", "Algorithm 0", tiled.forward
+        ),
+    ]
+
+
+STAGES = {stage.name: stage for stage in _ladder()}

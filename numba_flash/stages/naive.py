@@ -1,0 +1,122 @@
+"""Stage `naive`: attention as its formula reads, S = scale·QKᵀ, P = softmax(S), O = PV, each a kernel of its own.
+
+One thread an output element; every operand comes from HBM each time it is used. For one head, N queries, M keys:
+
+    scores     loads Q NMd, K NMd      stores S NM
+    softmax    loads S 3NM             stores P NM
+    output     loads P NMd, V NMd      stores O Nd
+
+The steps are those of the paper's Algorithm 0 (arXiv:2205.14135), which would read each operand of a product once.
+"""
+
+import math
+from functools import cache
+
+from numba import cuda
+
+from ..engine.launch import empty, launch
+from . import numba_type, tiles
+
+
+@cache
+def make_scores(real):
+    """S = scale · QKᵀ: one thread a score."""
+
+    @cuda.jit
+    def scores(Q, K, S, scale):
+        j, i = cuda.grid(2)  # key, query
+        h = cuda.blockIdx.z
+        g = h * K.shape[0] // Q.shape[0]  # several query heads may share one head of K and V
+        if i < S.shape[1] and j < S.shape[2]:
+            acc = real(0)
+            for t in range(Q.shape[2]):
+                acc += Q[h, i, t] * K[g, j, t]
+            S[h, i, j] = acc * scale  # Alg. 0, l. 1
+
+    return scores
+
+
+@cache
+def make_softmax(real):
+    """P = softmax(S), row by row: one thread a row, three passes over it."""
+
+    @cuda.jit
+    def softmax(S, P):
+        i = cuda.grid(1)
+        h = cuda.blockIdx.y
+        if i < S.shape[1]:
+            m = real(-math.inf)
+            for j in range(S.shape[2]):
+                m = max(m, S[h, i, j])
+            l = real(0)
+            for j in range(S.shape[2]):
+                l += math.exp(S[h, i, j] - m)
+            for j in range(S.shape[2]):
+                P[h, i, j] = math.exp(S[h, i, j] - m) / l  # Alg. 0, l. 2
+
+    return softmax
+
+
+@cache
+def make_output(real):
+    """O = PV: one thread an element of O."""
+
+    @cuda.jit
+    def output(P, V, O):
+        t, i = cuda.grid(2)  # column, query
+        h = cuda.blockIdx.z
+        g = h * V.shape[0] // P.shape[0]
+        if i < O.shape[1] and t < O.shape[2]:
+            acc = real(0)
+            for j in range(P.shape[2]):
+                acc += P[h, i, j] * V[g, j, t]
+            O[h, i, t] = acc  # Alg. 0, l. 3
+
+    return output
+
+
+@cache
+def make_logsumexp(real):
+    """L = m + log l, the logarithm of each row's softmax denominator: one thread a row. No keys: L = −∞."""
+
+    @cuda.jit
+    def logsumexp(S, L):
+        i = cuda.grid(1)
+        h = cuda.blockIdx.y
+        if i < S.shape[1]:
+            m = real(-math.inf)
+            for j in range(S.shape[2]):
+                m = max(m, S[h, i, j])
+            l = real(0)
+            for j in range(S.shape[2]):
+                l += math.exp(S[h, i, j] - m)
+            L[h, i] = m + math.log(l) if l > real(0) else m
+
+    return logsumexp
+
+
+TILE = 16  # threads along each side of a block
+ROWS = 64  # threads of a block of one-thread-a-row kernels
+
+
+def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None."""
+    real = numba_type(Q.dtype)
+    H, N, d = Q.shape
+    M = K.shape[1]
+    S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
+    O = empty((H, N, d), Q.dtype, device)
+    block = (TILE, TILE)
+    if M > 0:
+        launch(make_scores(real), (tiles(M, TILE), tiles(N, TILE), H), block, Q, K, S, scale, device=device)
+    launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
+    launch(make_output(real), (tiles(d, TILE), tiles(N, TILE), H), block, P, V, O, device=device)
+    return O, lse(S, real, device) if return_lse else None
+
+
+def lse(S, real, device):
+    """The log-sum-exp of each row of S, as one more launch."""
+    H, N, _ = S.shape
+    L = empty((H, N), S.dtype, device)
+    launch(make_logsumexp(real), (tiles(N, ROWS), H), ROWS, S, L, device=device)
+    return L

@@ -1,0 +1,108 @@
+"""Stage `tiled`: the same three steps; the operands of both products pass through shared T×T tiles.
+
+Deletes the re-reads of Q, K, V and P: a block of T×T threads loads each element of its operands once and uses it T
+times. For one head, N queries, M keys:
+
+    scores     loads Q Nd⌈M/T⌉, K Md⌈N/T⌉       stores S NM
+    softmax    loads S 3NM                      stores P NM
+    output     loads P NM⌈d/T⌉, V Md⌈N/T⌉       stores O Nd
+
+S and P still make the round trip through HBM, as in the paper's Algorithm 0 (arXiv:2205.14135).
+"""
+
+from functools import cache
+
+from numba import cuda
+
+from ..engine.launch import empty, launch
+from ..hbm.predict import check_tile
+from . import numba_type, tiles
+from .naive import ROWS, lse, make_softmax
+
+
+@cache
+def make_load_or_zero(real):
+    """X[h, i, t], or 0 outside the matrix: what is not there adds nothing to a product."""
+
+    @cuda.jit(device=True)
+    def load_or_zero(X, h, i, t):
+        if i < X.shape[1] and t < X.shape[2]:
+            return X[h, i, t]
+        return real(0)
+
+    return load_or_zero
+
+
+@cache
+def make_scores(T, real):
+    """S = scale · QKᵀ: one T×T tile of S a block."""
+    load_or_zero = make_load_or_zero(real)
+
+    @cuda.jit
+    def scores(Q, K, S, scale):
+        Q_i = cuda.shared.array((T, T), real)
+        K_j = cuda.shared.array((T, T), real)
+        h = cuda.blockIdx.z
+        g = h * K.shape[0] // Q.shape[0]
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        row = cuda.blockIdx.y * T + ty  # query of this thread
+        col = cuda.blockIdx.x * T + tx  # key of this thread
+        acc = real(0)
+        for t0 in range(0, Q.shape[2], T):  # walk along d, one tile at a time
+            Q_i[ty, tx] = load_or_zero(Q, h, row, t0 + tx)
+            K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)
+            cuda.syncthreads()  # both tiles are complete
+            for t in range(T):
+                acc += Q_i[ty, t] * K_j[tx, t]
+            cuda.syncthreads()  # nobody still reads what the next step overwrites
+        if row < S.shape[1] and col < S.shape[2]:
+            S[h, row, col] = acc * scale  # Alg. 0, l. 1
+
+    return scores
+
+
+@cache
+def make_output(T, real):
+    """O = PV: one T×T tile of O a block."""
+    load_or_zero = make_load_or_zero(real)
+
+    @cuda.jit
+    def output(P, V, O):
+        P_ij = cuda.shared.array((T, T), real)
+        V_j = cuda.shared.array((T, T), real)
+        h = cuda.blockIdx.z
+        g = h * V.shape[0] // P.shape[0]
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        row = cuda.blockIdx.y * T + ty  # query of this thread
+        col = cuda.blockIdx.x * T + tx  # column of this thread
+        acc = real(0)
+        for j0 in range(0, P.shape[2], T):  # walk along the keys, one tile at a time
+            P_ij[ty, tx] = load_or_zero(P, h, row, j0 + tx)
+            V_j[ty, tx] = load_or_zero(V, g, j0 + ty, col)
+            cuda.syncthreads()
+            for j in range(T):
+                acc += P_ij[ty, j] * V_j[j, tx]
+            cuda.syncthreads()
+        if row < O.shape[1] and col < O.shape[2]:
+            O[h, row, col] = acc  # Alg. 0, l. 3
+
+    return output
+
+
+def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+
+    blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
+    """
+    T = check_tile("tiled", blocks, Q.dtype)[0]
+    real = numba_type(Q.dtype)
+    H, N, d = Q.shape
+    M = K.shape[1]
+    S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
+    O = empty((H, N, d), Q.dtype, device)
+    block = (T, T)
+    if M > 0:
+        launch(make_scores(T, real), (tiles(M, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
+    launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
+    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, P, V, O, device=device)
+    return O, lse(S, real, device) if return_lse else None

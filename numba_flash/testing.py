@@ -1,0 +1,396 @@
+"""Exactness checks for anyone's attention kernel, and inputs that broke other implementations.
+
+    from numba_flash import testing
+    testing.assert_exact(my_attention)                      # my_attention(q, k, v, scale) -> out, or (out, lse)
+    testing.assert_exact(my_attention, dtype="float64")
+
+Exact means: as good as the textbook algorithm in the same precision. `assert_exact` compares with float64 NumPy
+(`numba_flash.reference`) and allows what `bound` allows.
+"""
+
+import contextvars
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from . import reference
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One input of attention: q, k, v, shaped (N, d), (H, N, d) or (B, H, N, d), and a scale.
+
+    `layout` copies an array into the memory layout that the case is about (strided, Fortran order, ...).
+    `exact_scores`: every score is an integer that float32 holds exactly, in whatever order it is summed, so that the
+    float64 bound need not grow with the scores.
+    """
+
+    name: str
+    q: np.ndarray = field(repr=False)
+    k: np.ndarray = field(repr=False)
+    v: np.ndarray = field(repr=False)
+    scale: float
+    layout: Callable = field(default=np.array, repr=False)
+    exact_scores: bool = False
+
+    def __str__(self):
+        return self.name
+
+    def inputs(self):
+        """Fresh copies of q, k and v in the case's memory layout."""
+        return tuple(self.layout(np.array(x, order="C")) for x in (self.q, self.k, self.v))
+
+    def astype(self, dtype):
+        """The same case in another dtype, the scale rounded to it too."""
+        q, k, v = (x.astype(dtype) for x in (self.q, self.k, self.v))
+        q, k, v = replace(self, q=q, k=k, v=v).inputs()
+        return replace(self, q=q, k=k, v=v, scale=float(np.dtype(dtype).type(self.scale)))
+
+
+def cases(dtype="float32"):
+    """Yield every Case, in `dtype` ("float32" or "float64"), the same ones at each call.
+
+    They are the inputs that broke other implementations: short and ragged lengths, tail columns, zero lengths, GQA,
+    scores that are huge, equal or dominated by one, values far from 1, and unusual memory layouts. Unless a case is
+    about something else, σ(scale · Q Kᵀ) = 2.5 and V has mean 1: with small scores and a zero mean, wrong
+    attention looks right.
+    """
+    dtype = _checked(dtype)
+    for case in _all_cases():
+        yield case.astype(dtype)
+
+
+def assert_exact(fn, *, cases=None, dtype="float32"):
+    """Check fn(q, k, v, scale) -> out, or (out, lse), against float64 on every case; AssertionError at the first fault.
+
+    q, k, v are NumPy arrays of `dtype` ("float32" or "float64") shaped (N, d), (H, N, d) or (B, H, N, d), k and v
+    with their own length and perhaps fewer heads (GQA); scale is a Python float. out must be shaped like q, lse like q
+    without its last axis, both of `dtype`; NumPy arrays or CUDA arrays. `cases`: Case objects, converted to `dtype`;
+    default: all of `cases()`, a part of which you may choose, as in
+    `cases=[c for c in testing.cases() if c.q.ndim == 2]`.
+
+    Each call gets fresh copies of the inputs: to write to one is a fault. Then shape, dtype and finiteness are checked,
+    then |out − reference| ≤ `bound`. lse must be log Σ exp(S), natural logarithm: the rows of exp(S − lse) sum to 1.
+    The message names the case, the worst element, the expected and the given value, the error and the bound.
+    Raises TypeError or ValueError when the arguments of assert_exact themselves are wrong.
+    """
+    dtype = _checked(dtype)
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}: give a function fn(q, k, v, scale) -> out or (out, lse)")
+    chosen = list(_all_cases() if cases is None else cases)
+    if not chosen:
+        raise ValueError("cases is empty, so that nothing would be checked: leave it out for all of testing.cases()")
+    for case in chosen:
+        if not isinstance(case, Case):
+            raise TypeError(f"cases holds a {type(case).__name__}: give testing.Case(name, q, k, v, scale) objects")
+        fault, cause = _fault(fn, case.astype(dtype))
+        if fault:
+            shapes = f"q {case.q.shape}, k and v {case.k.shape}, scale {case.scale:.6g}, {dtype}"
+            raise AssertionError(f"case {case.name!r} ({shapes}): {fault}") from cause
+
+
+def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0):
+    """The largest |error| that counts as exact, for an output whose float64 value is `reference`.
+
+    float32: 2 · naive_error + 4 · eps · max|reference|, with naive_error the largest |error| of the stage `naive` in
+    float32 on the same input. Errors of two right kernels differ by the order of their sums, which is luck: hence the
+    factor 2. Where `naive` is lucky enough to be right to the last bit, nothing else may be asked of a kernel that
+    rescales its output and divides at the end, two or three roundings of half an eps each more: hence 4 · eps.
+
+    float64: 1e-12 · max(1, max_score) · max|reference|, with max_score the largest |score|. A score S has an error of
+    about d · 2⁻⁵³ · |S|, d ≤ 256, which reaches the output as a relative error of the weights exp(S − m).
+    """
+    largest = np.abs(reference).max(initial=0)
+    if _checked(dtype) == "float32":
+        return float(2 * naive_error + 4 * np.finfo(np.float32).eps * largest)
+    return float(1e-12 * max(1, max_score) * largest)
+
+
+def naive_bound(q, k, v, scale=None, dtype="float32"):
+    """A bound on |error| of the stage `naive`: (2d · max(|Q||K|ᵀ · |scale|) + N_k + 8) · eps · max|V|.
+
+    The forward error of the textbook algorithm, to first order in the unit roundoff u = eps / 2, with
+    A = max(|Q||K|ᵀ · |scale|) and scale as the kernel gets it, in its own precision:
+
+    1. Score. A dot product of length d summed in order: |error| ≤ d · u · Σ|q||k|, whatever cancels in the sum; times
+       scale, one more rounding. So S_j is off by at most (d + 1) · u · A.
+    2. Argument of exp, S_j − m. A wrong m does no harm, it cancels in the quotient; the subtraction rounds a number
+       of at most 2A. So the argument is off by at most (d + 3) · u · A =: η.
+    3. exp. An error of η in the argument is a relative error of η in the value; the function's own error is at most
+       2 units in the last place, 4u. So each exp(S_j − m) is off by a factor 1 + δ_j, |δ_j| ≤ η + 4u.
+    4. What that does to the output. To first order, O = Σ P_j V_j moves by Σ P_j (δ_j − δ̄) V_j with δ̄ = Σ P_j δ_j,
+       because the sum l moves with its terms. Σ P_j |δ_j − δ̄| is a mean deviation: at most the standard deviation,
+       at most max|δ_j|. So this moves O by at most (η + 4u) · max|V|.
+    5. Sum l of N_k positive terms: a relative error of (N_k − 1) · u. Quotient P_j = exp(S_j − m) / l: one u more.
+    6. Product P V, a dot product of length N_k with Σ P_j = 1: N_k · u · max|V|.
+
+    Together ((d + 3) · A + 2 N_k + 4) · u · max|V|. With d + 3 ≤ 4d and u = eps / 2 that is at most
+    (2d · A + N_k + 2) · eps · max|V|. The 8 in place of 2 leaves room for terms of second order, which count for
+    nothing as long as η is far below 1, and for a result below the smallest normal number.
+    """
+    q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
+    scale = None if scale is None else abs(scale)
+    A = reference.scores(np.abs(q), np.abs(k), scale).max(initial=0)
+    return float((2 * q.shape[-1] * A + k.shape[-2] + 8) * np.finfo(dtype).eps * np.abs(v).max(initial=0))
+
+
+# ---------------------------------------------------------------------------------------------------- the comparison
+
+
+def _checked(dtype):
+    """ "float32" or "float64", from anything that NumPy understands as one of them."""
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in ("float32", "float64"):
+        raise ValueError(f'dtype is {dtype!r}: give "float32" or "float64"')
+    return name
+
+
+def _fault(fn, case):
+    """(what is wrong with fn on this case or None, the exception that fn raised or None)."""
+    q, k, v = case.inputs()
+    try:
+        result = fn(q, k, v, case.scale)
+    except Exception as error:
+        return f"the function raised {type(error).__name__}: {error}", error
+    for name, given, original in (("q", q, case.q), ("k", k, case.k), ("v", v, case.v)):
+        if not np.array_equal(given, original):
+            return f"the function changed {name}, its input (here a copy): let it write to an array of its own", None
+    if isinstance(result, tuple) and len(result) != 2:
+        return f"the function returned a tuple of {len(result)}: return out, or (out, lse)", None
+    out, lse = result if isinstance(result, tuple) else (result, None)
+
+    O, L = reference.attention(case.q, case.k, case.v, case.scale)
+    out_bound, lse_bound = _bounds(case, O, L)
+    fault = _difference("out", out, O, case.q.dtype, *out_bound)
+    if fault or lse is None:
+        return fault, None
+    fault = _difference("lse", lse, L, case.q.dtype, *lse_bound)
+    return fault and f"{fault}. lse is log Σ exp(S), natural logarithm: rows of exp(S − lse) sum to 1", None
+
+
+def _bounds(case, O, L):
+    """((bound, how it came about) for out, the same for lse)."""
+    largest_L = np.abs(L[np.isfinite(L)]).max(initial=1)
+    if case.q.dtype == np.float64:
+        S = reference.scores(case.q, case.k, case.scale)
+        max_score = 1 if case.exact_scores else np.abs(S).max(initial=1)
+        out_bound = bound(O, dtype="float64", max_score=max_score), "1e-12 · max(1, max|S|) · max|reference|"
+        lse_bound = bound(1, dtype="float64", max_score=max(max_score, largest_L)), "1e-12 · max(1, max|S|, max|lse|)"
+        return out_bound, lse_bound
+    naive_out, naive_lse = _naive_errors(case, O, L)
+    how = "2 · the naive kernel's own {:.2e} + 4 · eps · {}".format
+    out_bound = bound(O, naive_out), how(naive_out, "max|reference|")
+    lse_bound = bound(largest_L, naive_lse), how(naive_lse, "max(1, max|lse|)")
+    return out_bound, lse_bound
+
+
+def _naive_errors(case, O, L):
+    """The errors of the stage `naive` in out and lse. On the CPU, so that the bound is the same on every machine."""
+    from .attention import attention
+
+    out, lse = contextvars.Context().run(  # outside of any ledger: only fn goes on the caller's bill
+        attention, case.q, case.k, case.v, stage="naive", scale=case.scale, return_lse=True, device="cpu"
+    )
+    errors = _largest_error(out, O), _largest_error(lse, L)
+    limits = [naive_bound(case.q, case.k, v, case.scale, "float32") for v in (case.v, np.ones_like(case.v))]
+    if not (errors[0] <= limits[0] and errors[1] <= limits[1]):
+        raise AssertionError(
+            f"case {case.name!r}: the naive kernel itself, the yardstick, is off by {errors[0]:.2e} in out and "
+            f"{errors[1]:.2e} in lse, more than its bounds {limits[0]:.2e} and {limits[1]:.2e}: a fault in numba_flash"
+        )
+    return errors
+
+
+def _largest_error(got, expected):
+    """max|got − expected| where expected is finite; NaN where got is not."""
+    finite = np.isfinite(expected)
+    return np.abs(got[finite] - expected[finite]).max(initial=0)
+
+
+def _difference(name, got, expected, dtype, limit, how):
+    """What is wrong with `got`, or None."""
+    got = _to_numpy(got)
+    if not isinstance(got, np.ndarray):
+        return f"{name} is {got!r:.60}, a {type(got).__name__}: return a NumPy array"
+    if got.shape != expected.shape:
+        return f"{name} has shape {got.shape}, expected {expected.shape}"
+    if got.dtype != dtype:
+        return f"{name} has dtype {got.dtype}, expected {dtype}, that of q, k and v"
+
+    infinite = ~np.isfinite(expected)
+    strange = np.where(infinite, got != expected, ~np.isfinite(got))
+    if strange.any():
+        at = tuple(int(i) for i in np.argwhere(strange)[0])
+        return (
+            f"{name}[{_index(at)}] is {got[at]}, expected {expected[at]:.9g}: "
+            f"{strange.sum()} of {strange.size} elements are like that"
+        )
+    error = np.where(infinite, 0, np.abs(got - np.where(infinite, 0, expected)))
+    if not (error > limit).any():
+        return None
+    at = tuple(int(i) for i in np.unravel_index(error.argmax(), error.shape))
+    return (
+        f"{name}[{_index(at)}] is {got[at]:.9g}, expected {expected[at]:.9g}: error {error[at]:.2e}, bound {limit:.2e} "
+        f"({how}); {(error > limit).sum()} of {error.size} elements are beyond the bound"
+    )
+
+
+def _index(at):
+    return ", ".join(map(str, at))
+
+
+def _to_numpy(x):
+    """CUDA arrays come to the host; objects that know how to be a NumPy array (torch on the CPU) become one."""
+    if hasattr(x, "__cuda_array_interface__"):
+        from .engine import launch as engine
+
+        return engine.to_host(x)
+    return np.asarray(x) if hasattr(x, "__array__") else x
+
+
+# --------------------------------------------------------------------------------------------------------- the cases
+
+
+def _random(name, q_shape, k_shape, *, scale=None, sigma=2.5, **settings):
+    """A Case of normal random numbers, V with mean 1, Q scaled so that σ(scale · Q Kᵀ) = sigma where that is possible.
+
+    The seed comes from the name, so that a new case leaves the others as they are.
+    """
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    q, k, v = rng.standard_normal(q_shape), rng.standard_normal(k_shape), rng.standard_normal(k_shape) + 1
+    scale = q_shape[-1] ** -0.5 if scale is None else scale
+    S = reference.scores(q, k, scale)
+    if S.size > 1 and S.std() > 0:
+        q *= sigma / S.std()
+    return Case(name, q, k, v, scale, **settings)
+
+
+def _integers(name, make, *, n=19, m=37, d=16):
+    """A Case whose scores are integers without rounding error: make(rng, n, m, d) -> q, k; scale 1/4."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    q, k = make(rng, n, m, d)
+    return Case(name, q, k, rng.standard_normal((m, d)) + 1, 0.25, exact_scores=True)
+
+
+def _all_cases():
+    """Every case, in float64 (not float32 numbers in float64: a kernel that loses half the digits must be seen)."""
+    yield from _lengths()
+    yield from _heads()
+    yield from _numbers()
+    yield from _layouts()
+
+
+def _lengths():
+    for n in (1, 2, 5, 17, 31, 32, 33, 63, 65, 97):
+        for d in (1, 3, 8, 40, 59, 63, 64):
+            yield _random(f"N = {n}, d = {d}", (n, d), (n, d))
+    for n, m in ((1, 97), (97, 1), (2, 5), (5, 2), (33, 65), (65, 33), (16, 100), (100, 16)):
+        yield _random(f"N_q = {n}, N_k = {m}", (n, 24), (m, 24))
+    for d in (128, 200, 256):
+        yield _random(f"d = {d}", (21, d), (37, d))
+    yield _random("many tiles each way", (201, 32), (203, 32))
+    yield _random("no keys", (5, 8), (0, 8))
+    yield _random("no queries", (0, 8), (5, 8))
+    yield _random("no queries and no keys", (0, 8), (0, 8))
+    yield _random("no keys, batch and heads", (2, 3, 5, 8), (2, 3, 0, 8))
+    yield _random("no queries, batch and heads", (2, 3, 0, 8), (2, 3, 5, 8))
+
+
+def _heads():
+    yield _random("1 head", (1, 17, 8), (1, 21, 8))
+    yield _random("3 heads", (3, 17, 8), (3, 21, 8))
+    yield _random("as many heads as queries", (17, 17, 8), (17, 17, 8))
+    yield _random("batch 2, 3 heads", (2, 3, 17, 8), (2, 3, 21, 8))
+    for heads, kv_heads in ((4, 1), (4, 2), (6, 2), (6, 3)):
+        yield _random(f"GQA, {heads} heads on {kv_heads}", (heads, 17, 8), (kv_heads, 21, 8))
+    for kv_heads in (1, 2):
+        yield _random(f"GQA, batch 3, 4 heads on {kv_heads}", (3, 4, 17, 8), (3, kv_heads, 21, 8))
+
+
+def _numbers():
+    for m in (33, 65, 97, 100):
+        case = _random(f"tail columns, N_k = {m}", (4, 100, 64), (4, m, 64), sigma=15)
+        yield replace(case, q=case.q / 3, k=case.k * 3, v=case.v * 3)  # about 5 · randn and 3 · randn
+
+    for scale in (1.0, 0.3, -0.4):
+        yield _random(f"scale {scale}", (17, 12), (37, 12), scale=scale)
+    yield _random("scale 0: O is the mean of V", (17, 12), (37, 12), scale=0.0)
+
+    case = _random("negative scores: empty columns would outweigh them", (17, 12), (37, 12))
+    yield replace(case, q=np.abs(case.q) + 3, k=-np.abs(case.k) - 3)
+    for name, scores in (("rising", np.linspace(-60, 60, 100)), ("falling", np.linspace(60, -60, 100))):
+        case = _random(f"{name} scores", (17, 16), (100, 16))
+        q, k = np.abs(case.q), case.k.copy()
+        q[:, 0], k[:, 0] = 4, scores
+        yield replace(case, q=q, k=k)
+    for d in (3, 40, 64):
+        case = _random(f"d = {d}, all but the last feature of Q and K zero", (17, d), (37, d))
+        last = np.arange(d) == d - 1
+        q, k = case.q * last, case.k * last
+        yield replace(case, q=q * 2.5 / reference.scores(q, k, case.scale).std(), k=k)
+    for size in (1e5, 1e-5):
+        case = _random(f"V of size {size:.0e}", (17, 12), (37, 12))
+        yield replace(case, v=case.v * size)
+
+    for score, q_value, k_value in ((-200, -5, 10), (-(2**15), -(2**8), 2**5), (2**15, 2**8, 2**5)):
+        yield _integers(f"every score {score}", _constant(q_value, k_value))
+    yield _integers("every score -2^31: far below a mask of -1e9", _constant(-(2**15), 2**14))
+    yield _integers("every score -2^101: below a mask of -1e30", _constant(-(2**50), 2**49))
+    yield _integers("Q and K of size 300", lambda rng, n, m, d: (_whole(rng, 300, n, d), _whole(rng, 300, m, d)))
+    for name, at in (("first", 0), ("middle", 18), ("last", -1)):
+        yield _integers(f"one dominating key, the {name}", _dominating(at))
+
+
+def _constant(q_value, k_value):
+    return lambda rng, n, m, d: (np.full((n, d), float(q_value)), np.full((m, d), float(k_value)))
+
+
+def _whole(rng, size, *shape):
+    return np.rint(size * rng.standard_normal(shape))
+
+
+def _dominating(at):
+    def make(rng, n, m, d):
+        q, k = rng.integers(3, 7, (n, d)).astype(float), rng.integers(-1, 2, (m, d)).astype(float)
+        k[at] = 16
+        return q, k
+
+    return make
+
+
+def _layouts():
+    for name, layout in (
+        ("every second feature of a wider array", _strided(-1)),
+        ("every second row of a longer array", _strided(-2)),
+        ("every second head", _strided(-3)),
+        ("Fortran order", np.asfortranarray),
+        ("heads beside features, (N, H, d) transposed", lambda x: x.swapaxes(-2, -3).copy().swapaxes(-2, -3)),
+        ("rows backwards, a negative stride", lambda x: x[..., ::-1, :].copy()[..., ::-1, :]),
+        ("one row broadcast over all", lambda x: np.broadcast_to(x[..., :1, :], x.shape)),
+        ("one head broadcast over all", lambda x: np.broadcast_to(x[:1], x.shape)),
+        ("read-only", _read_only),
+    ):
+        yield _random(f"layout: {name}", (3, 17, 12), (3, 21, 12), layout=layout)
+    yield _random("layout: 2-D, Fortran order", (17, 12), (21, 12), layout=np.asfortranarray)
+
+
+def _strided(axis):
+    """A view of every second element along `axis`; NaN in between."""
+
+    def layout(x):
+        wide = np.full([2 * size if i == x.ndim + axis else size for i, size in enumerate(x.shape)], np.nan, x.dtype)
+        view = np.moveaxis(np.moveaxis(wide, axis, 0)[::2], 0, axis)
+        view[...] = x
+        return view
+
+    return layout
+
+
+def _read_only(x):
+    x.flags.writeable = False
+    return x

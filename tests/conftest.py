@@ -1,0 +1,9 @@
+"""Shared by all tests: a kernel cache of their own, new for each run unless NUMBA_FLASH_CACHE_DIR names one."""
+
+import os
+import tempfile
+
+if "NUMBA_FLASH_CACHE_DIR" not in os.environ:
+    # One folder for all worker processes, so that each kernel is compiled once.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    os.environ["NUMBA_FLASH_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"numba_flash_tests_{run}")

@@ -1,0 +1,19 @@
+"""A kernel that spells the names of CUDA in every way that Python allows (Numba's simulator knows only `cuda.name`)."""
+
+import numba
+import numba.cuda
+from numba import cuda as C
+from numba.cuda import blockIdx, syncthreads, threadIdx
+from numba.cuda import shared as on_chip
+from numba.types import int32 as whole
+
+
+@C.jit
+def renamed(A):
+    seen = on_chip.array(4, whole)
+    i = numba.cuda.grid(1)
+    if i < A.shape[0]:
+        seen[threadIdx.x] = blockIdx.x * C.blockDim.x + threadIdx.x - i + numba.cuda.gridsize(1)
+    syncthreads()
+    if i < A.shape[0]:
+        A[i] = seen[threadIdx.x]
