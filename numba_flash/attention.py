@@ -250,7 +250,7 @@ def _as_heads(operand, place):
     array = operand.array
     if operand.on_device and not _is_contiguous(operand):
         array = engine.empty(operand.shape, operand.dtype, place)
-        array[...] = operand.array
+        array[:] = operand.array
     elif not operand.on_device:
         array = np.require(array, requirements=("C", "A"))
         array = array if place == "cpu" else engine.to_device(array, place)

@@ -190,8 +190,8 @@ def check_argument(kernel, parameter, value, name):
                 tensor=parameter,
             )
     elif isinstance(value, tuple):
-        for item in value:
-            check_argument(kernel, parameter, item, name)
+        if not all(isinstance(item, (Number, np.generic)) for item in value):
+            raise TypeError(f"{what} is a tuple of more than numbers: pass each array as an argument of its own")
     elif hasattr(value, "__cuda_array_interface__") or type(value).__name__ == "FakeCUDAArray":
         if name == "cpu":
             raise TypeError(f"{what} is in GPU memory: copy it with to_host first, or run with device='gpu'")

@@ -238,7 +238,7 @@ class Scope:
 
 CUDA_NAMES = [
     "threadIdx", "blockIdx", "blockDim", "gridDim", "warpsize", "grid", "gridsize", "syncthreads", "syncthreads_count",
-    "syncthreads_and", "syncthreads_or", "shared", "local", "const", "atomic", "laneid", "cg",
+    "syncthreads_and", "syncthreads_or", "laneid",
     *FENCES, *(name for name in dir(cuda) if WARP.fullmatch(name)),
 ]  # fmt: skip
 CUDA_OBJECTS = {name: getattr(cuda, name) for name in CUDA_NAMES if hasattr(cuda, name)}
@@ -435,8 +435,7 @@ class FunctionRewriter(ast.NodeTransformer):
 
     def visit_For(self, node):
         iterator, target = self.visit(node.iter), self.visit(node.target)
-        has_loop = any(isinstance(inner, (ast.For, ast.While)) for part in node.body for inner in ast.walk(part))
-        body = ([self.stop_check()] if has_loop else []) + self.block(node.body)
+        body = [self.stop_check(), *self.block(node.body)]
         return ast.For(target, iterator, body, self.block(node.orelse) if node.orelse else [])
 
     def visit_While(self, node):

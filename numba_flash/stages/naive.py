@@ -24,14 +24,14 @@ def make_scores(real):
 
     @cuda.jit
     def scores(Q, K, S, scale):
-        j, i = cuda.grid(2)  # key, query
+        j, i = cuda.grid(2)                                  # key, query
         h = cuda.blockIdx.z
-        g = h * K.shape[0] // Q.shape[0]  # several query heads may share one head of K and V
+        g = h * K.shape[0] // Q.shape[0]                     # several query heads may share one head of K and V
         if i < S.shape[1] and j < S.shape[2]:
             acc = real(0)
             for t in range(Q.shape[2]):
                 acc += Q[h, i, t] * K[g, j, t]
-            S[h, i, j] = acc * scale  # Alg. 0, l. 1
+            S[h, i, j] = acc * scale                         # Alg. 0, l. 1
 
     return scores
 
@@ -52,7 +52,7 @@ def make_softmax(real):
             for j in range(S.shape[2]):
                 l += math.exp(S[h, i, j] - m)
             for j in range(S.shape[2]):
-                P[h, i, j] = math.exp(S[h, i, j] - m) / l  # Alg. 0, l. 2
+                P[h, i, j] = math.exp(S[h, i, j] - m) / l    # Alg. 0, l. 2
 
     return softmax
 
@@ -63,14 +63,14 @@ def make_output(real):
 
     @cuda.jit
     def output(P, V, O):
-        t, i = cuda.grid(2)  # column, query
+        t, i = cuda.grid(2)                                  # column, query
         h = cuda.blockIdx.z
         g = h * V.shape[0] // P.shape[0]
         if i < O.shape[1] and t < O.shape[2]:
             acc = real(0)
             for j in range(P.shape[2]):
                 acc += P[h, i, j] * V[g, j, t]
-            O[h, i, t] = acc  # Alg. 0, l. 3
+            O[h, i, t] = acc                                 # Alg. 0, l. 3
 
     return output
 

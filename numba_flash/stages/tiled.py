@@ -45,18 +45,18 @@ def make_scores(T, real):
         h = cuda.blockIdx.z
         g = h * K.shape[0] // Q.shape[0]
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-        row = cuda.blockIdx.y * T + ty  # query of this thread
-        col = cuda.blockIdx.x * T + tx  # key of this thread
+        row = cuda.blockIdx.y * T + ty                       # query of this thread
+        col = cuda.blockIdx.x * T + tx                       # key of this thread
         acc = real(0)
-        for t0 in range(0, Q.shape[2], T):  # walk along d, one tile at a time
+        for t0 in range(0, Q.shape[2], T):                   # walk along d, one tile at a time
             Q_i[ty, tx] = load_or_zero(Q, h, row, t0 + tx)
             K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)
-            cuda.syncthreads()  # both tiles are complete
+            cuda.syncthreads()                               # both tiles are complete
             for t in range(T):
                 acc += Q_i[ty, t] * K_j[tx, t]
-            cuda.syncthreads()  # nobody still reads what the next step overwrites
+            cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if row < S.shape[1] and col < S.shape[2]:
-            S[h, row, col] = acc * scale  # Alg. 0, l. 1
+            S[h, row, col] = acc * scale                     # Alg. 0, l. 1
 
     return scores
 
@@ -73,10 +73,10 @@ def make_output(T, real):
         h = cuda.blockIdx.z
         g = h * V.shape[0] // P.shape[0]
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
-        row = cuda.blockIdx.y * T + ty  # query of this thread
-        col = cuda.blockIdx.x * T + tx  # column of this thread
+        row = cuda.blockIdx.y * T + ty                       # query of this thread
+        col = cuda.blockIdx.x * T + tx                       # column of this thread
         acc = real(0)
-        for j0 in range(0, P.shape[2], T):  # walk along the keys, one tile at a time
+        for j0 in range(0, P.shape[2], T):                   # walk along the keys, one tile at a time
             P_ij[ty, tx] = load_or_zero(P, h, row, j0 + tx)
             V_j[ty, tx] = load_or_zero(V, g, j0 + ty, col)
             cuda.syncthreads()
@@ -84,7 +84,7 @@ def make_output(T, real):
                 acc += P_ij[ty, j] * V_j[j, tx]
             cuda.syncthreads()
         if row < O.shape[1] and col < O.shape[2]:
-            O[h, row, col] = acc  # Alg. 0, l. 3
+            O[h, row, col] = acc                             # Alg. 0, l. 3
 
     return output
 

@@ -335,6 +335,14 @@ def long_loops(A):
 
 
 @cuda.jit
+def one_long_loop(A):
+    total = 0
+    for j in range(1 << 50):
+        total += j ^ (total >> 3)
+    A[0] = total
+
+
+@cuda.jit
 def many_blocks(A):
     for j in range(1000):
         A[1] += j

@@ -233,5 +233,5 @@ CONSTANTS = np.float32(2.5), np.int64(3)
 @cuda.jit
 def numpy_constants(A):
     A[0] = CONSTANTS[0] * np.float32(2) + np.float32(CONSTANTS[1])
-    A[1] = np.exp(np.float32(0))
+    A[1] = np.float64(1)
     A[2] = float64(BIAS) + np.int32(7.9)

@@ -4,13 +4,12 @@ import numba
 import numba.cuda
 from numba import cuda as C
 from numba.cuda import blockIdx, syncthreads, threadIdx
-from numba.cuda import shared as on_chip
 from numba.types import int32 as whole
 
 
 @C.jit
 def renamed(A):
-    seen = on_chip.array(4, whole)
+    seen = C.shared.array(4, whole)
     i = numba.cuda.grid(1)
     if i < A.shape[0]:
         seen[threadIdx.x] = blockIdx.x * C.blockDim.x + threadIdx.x - i + numba.cuda.gridsize(1)

@@ -177,5 +177,5 @@ def test_the_index_of_an_augmented_assignment_is_evaluated_once():
         assert A.sum() > 4
 
 
-def test_numpy_constants_and_functions():
+def test_numpy_constants_and_casts():
     assert np.array_equal(run(kernels.numpy_constants, 1, 1, np.zeros(3, np.float32)), [8, 1, 7.5])

@@ -35,6 +35,7 @@ assert list(B) == [1, 2]
 
 LAUNCHES = {
     "while": "kernels.forever, 1, 1",
+    "one loop": "kernels.one_long_loop, 1, 1",
     "nested loops": "kernels.long_loops, 1, 1",
     "blocks": "kernels.many_blocks, 10**8, 1",
     "barriers": "kernels.make_long_barriers(64), 1, 64",

@@ -44,6 +44,7 @@ BAD_LAUNCHES = {
     "too few arguments": (copy, 1, 1, (floats(4),), TypeError, "takes 2 arguments (A, B), got 1"),
     "too many arguments": (fences, 1, 1, (floats(4), 1), TypeError, "takes 1 arguments (A), got 2"),
     "a list": (fences, 1, 1, ([1, 2],), TypeError, "argument A of fences is a list"),
+    "arrays in a tuple": (fences, 1, 1, ((floats(2), 1),), TypeError, "argument of its own"),
     "None": (fences, 1, 1, (None,), TypeError, "argument A of fences is a NoneType"),
     "no axis": (fences, 1, 1, (np.array(1.0),), TypeError, "A[()]"),
     "objects": (fences, 1, 1, (np.array([1, "a"], object),), TypeError, "dtype object"),
