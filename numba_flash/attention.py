@@ -3,6 +3,7 @@
 import difflib
 import math
 import reprlib
+import warnings
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -227,12 +228,12 @@ def _numba_array(x):
 def _check_memory(place, operands):
     """OutOfMemory, before anything is allocated, where the copies of q, k and v that must be made do not fit."""
     strided = [operand for operand in operands if not _is_contiguous(operand)]
-    engine.refuse_if_too_large(
-        _total([x for x in strided if not x.on_device]), "a contiguous copy of q, k and v", "cpu"
-    )
+    on_device = operands[0].on_device
+    if not on_device:
+        engine.refuse_if_too_large(_total(strided), "a contiguous copy of q, k and v", "cpu")
     if place != "cpu":
-        moved = strided if operands[0].on_device else operands
-        engine.refuse_if_too_large(_total(moved), "a copy of q, k and v on the device", place)
+        copied = strided if on_device else operands
+        engine.refuse_if_too_large(_total(copied), "a copy of q, k and v on the device", place)
 
 
 def _total(operands):
@@ -250,7 +251,9 @@ def _as_heads(operand, place):
     array = operand.array
     if operand.on_device and not _is_contiguous(operand):
         array = engine.empty(operand.shape, operand.dtype, place)
-        array[:] = operand.array
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Numba's kernel that copies complains of small arrays
+            array[:] = operand.array
     elif not operand.on_device:
         array = np.require(array, requirements=("C", "A"))
         array = array if place == "cpu" else engine.to_device(array, place)

@@ -383,6 +383,13 @@ def test_the_function_gets_the_case_in_the_dtype_asked_for():
     assert seen == [("float32",) * 3 + (float,), ("float64",) * 3 + (float,)]
 
 
+def test_nan_that_the_inputs_bring_is_expected():
+    case = one_case(q=np.array([[np.nan, 1, 1, 1], [1, 1, 1, 1]]))
+    testing.assert_exact(textbook, cases=[case])
+    with pytest.raises(AssertionError, match=r"out\[0, 0\] is 0.0, expected nan: 4 of 8 elements"):
+        testing.assert_exact(lambda q, k, v, scale: np.nan_to_num(textbook(q, k, v, scale), nan=0), cases=[case])
+
+
 def test_only_the_function_is_on_the_bill():
     case = one_case()
     with nf.ledger() as alone:
@@ -398,7 +405,7 @@ def test_only_the_function_is_on_the_bill():
 def test_a_broken_yardstick_is_noticed(monkeypatch):
     monkeypatch.setattr(testing, "naive_bound", lambda *args: 0.0)
     with pytest.raises(AssertionError, match="the naive kernel itself, the yardstick, is off by"):
-        testing.assert_exact(textbook, cases=[testing._random("a case", (5, 4), (7, 4))])
+        testing.assert_exact(lambda q, k, v, scale: np.ones_like(q), cases=[testing._random("a case", (5, 4), (7, 4))])
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,22 @@ errors too.
 
 import re
 import threading
+import warnings
 import weakref
 
 import numba
 import numpy as np
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, NumbaWarning
 
-from ..errors import BarrierDivergence, OutOfBounds, RaceDetected, SharedMemoryError, UninitializedRead, Unsupported
+from ..errors import (
+    BarrierDivergence,
+    KernelError,
+    OutOfBounds,
+    RaceDetected,
+    SharedMemoryError,
+    UninitializedRead,
+    Unsupported,
+)
 from ..report import progress
 from . import access, cache
 from .access import State, Tensor
@@ -34,12 +43,14 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     `thread_order` and `block_order` are permutations of the threads of a block and the blocks of the grid, for checks
     that a kernel's result does not depend on them. Raises the errors of `numba_flash.errors`.
     """
-    function = function_of(kernel)
-    program = program_of(function)
+    if numba.config.DISABLE_JIT:
+        raise KernelError("NUMBA_DISABLE_JIT is set, and the CPU engine is compiled: unset it")
+    program = program_of(function_of(kernel))
     check_shared(program, shared_bytes)
     state = State()
     counts = {}
-    arguments = [argument(value, index, name, program, state, counts, strict) for index, (name, value) in
+    shadows = {} if strict else None
+    arguments = [argument(value, index, name, program, state, counts, shadows) for index, (name, value) in
                  enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
     memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
     blocks = grid[0] * grid[1] * grid[2]
@@ -50,7 +61,8 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     if state.words[access.KIND]:
         raise failure(program, state.words, grid, block)
     for value in args:
-        _fresh.pop(id(value), None)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.itemsize < 4:
+            _fresh.pop(id(value), None)  # the kernel may well have stored the poison itself
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip
@@ -66,12 +78,15 @@ def program_of(function):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def argument(value, index, name, program, state, counts, strict):
+def argument(value, index, name, program, state, counts, shadows):
     if not isinstance(value, np.ndarray):
         return value
     count = np.zeros(max(1, len(program.sites)), np.int64)
     counts[name] = value.itemsize, count
-    return Tensor(value, state, index, "global", count, shadow_of(value) if strict else None)
+    shadow = None
+    if shadows is not None:  # one array under two names has one history
+        shadow = shadows.setdefault((*np.lib.array_utils.byte_bounds(value), value.itemsize), shadow_of(value))
+    return Tensor(value, state, index, "global", count, shadow)
 
 
 def shadow_of(array, written=True):
@@ -98,8 +113,10 @@ def poison_byte(dtype):
 def empty(shape, dtype):
     """An array whose floats are NaN; strict mode also knows which elements nobody has written."""
     array = np.empty(shape, dtype)
-    array.view(np.uint8).fill(poison_byte(array.dtype)) if array.ndim and array.dtype.kind != "b" else None
-    if array.size:
+    if array.dtype.kind == "b" or not array.size:
+        array.fill(False)
+    else:
+        array.reshape(-1).view(np.uint8).fill(poison_byte(array.dtype))
         key = id(array)
         _fresh[key] = weakref.ref(array, lambda _: _fresh.pop(key, None))
     return array
@@ -178,7 +195,9 @@ def compiled(program, call):
 
 def build(program, signature, path):
     namespace = _modules.get(program.source) or cache.module_from(program.name, program.source, path)
-    namespace["run"].compile(signature)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaWarning)  # about our code, not the learner's
+        namespace["run"].compile(signature)
     _modules[program.source] = namespace
     return namespace["run"]
 

@@ -113,7 +113,6 @@ def rewrite(function):
         f"# {function.__name__}, rewritten by numba_flash for the CPU. Safe to delete.",
         "import numpy as _np",
         "from numba import types as _types",
-        "from numba_flash.engine.access import cell, load, poison, stopped, store",
         "from numba_flash.engine.runtime import *",
     ]
     constants = [f"{name} = {expression}" for name, expression in program.constants.items()]
@@ -129,6 +128,7 @@ class Writer:
         self.program = program
         self.emitted = {}  # Python function -> (name in the module, its hidden arguments)
         self.active = []  # functions being rewritten, to find recursion
+        self.barriers = {}  # Python function -> whether it synchronises
         self.origins = {}  # module-level function name -> list of Sites, one a statement in walking order
 
     def emit(self, function, kernel=False):
@@ -160,11 +160,16 @@ class Writer:
 
     def has_barrier(self, function):
         """Whether the function, or a device function it calls, synchronises."""
-        scope = Scope(function)
+        if function not in self.barriers:
+            self.barriers[function] = self.finds_barrier(function)
+        return self.barriers[function]
+
+    def finds_barrier(self, function):
         if function in self.active:
             raise Unsupported(f"{function.__name__} calls itself: CUDA kernels on the CPU cannot recurse",
                               kernel=self.program.name)  # fmt: skip
         self.active.append(function)
+        scope = Scope(function)
         try:
             for node in ast.walk(scope.tree):
                 if isinstance(node, ast.Call):
@@ -281,7 +286,7 @@ class FunctionRewriter(ast.NodeTransformer):
 
     def temporary(self):
         self.temporaries += 1
-        return f"_nf_{self.number}_{self.temporaries}"
+        return f"{self.prefix}_nf_{self.number}_{self.temporaries}"
 
     def constant(self, name, value, node):
         """A module-level name for a value that the function takes from outside."""
@@ -648,7 +653,8 @@ class FunctionRewriter(ast.NodeTransformer):
 
 
 def call(name, *arguments):
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+    """A call of the access hook or the run-time module, under a name that no kernel uses."""
+    return ast.Call(ast.Name(f"_nf_{name}", ast.Load()), list(arguments), [])
 
 
 def as_list(nodes):
@@ -689,7 +695,7 @@ def scheduler(program):
     passed |= {THREAD: "threads[u, 3]"}
     passed |= {f"_nf_{letter}{axis}": f"{letter}{axis}" for letter in "bBG" for axis in "xyz"}
     thread = f"{program.kernel}({', '.join([*(passed[name] for name in program.hidden), *given])})"
-    poisons = "\n".join(f"        poison({name})" for name in program.shared) or "        pass"
+    poisons = "\n".join(f"        _nf_poison({name})" for name in program.shared) or "        pass"
     head = f"""
 @compiled_and_cached
 def run(first, last, order, threads, Bx, By, Bz, Gx, Gy, Gz, {arguments}):

@@ -4,12 +4,28 @@ from collections import namedtuple
 
 from numba import njit
 
-from . import access
-from .access import BLOCK, DIVERGENCE, KIND, NOW_BLOCK, OTHER_SITE, OTHER_THREAD, SITE, THREAD
+from .access import (
+    BLOCK,
+    DIVERGENCE,
+    KIND,
+    NOW_BLOCK,
+    NOW_THREAD,
+    OTHER_SITE,
+    OTHER_THREAD,
+    PHASE,
+    SITE,
+    STOP,
+    THREAD,
+    TURN,
+    cell,
+    load,
+    poison,
+    stopped,
+    store,
+)
 
-NOW_THREAD, PHASE, STOP, TURN = access.NOW_THREAD, access.PHASE, access.STOP, access.TURN
-
-Dim3 = namedtuple("Dim3", "x y z")
+_nf_load, _nf_store, _nf_cell, _nf_poison, _nf_stopped, _nf_slice = load, store, cell, poison, stopped, slice
+_nf_Dim3 = namedtuple("Dim3", "x y z")
 
 # As on a GPU, dividing by zero gives inf or nan, not an exception.
 compiled = njit(error_model="numpy")
@@ -27,21 +43,21 @@ def diverge(words, expected, thread, here, other):
 
 
 @compiled
-def atomic_add(element, value):
+def _nf_atomic_add(element, value):
     old = element[0]
     element[0] = old + value
     return old
 
 
 @compiled
-def atomic_sub(element, value):
+def _nf_atomic_sub(element, value):
     old = element[0]
     element[0] = old - value
     return old
 
 
 @compiled
-def atomic_max(element, value):
+def _nf_atomic_max(element, value):
     old = element[0]
     if value > old:
         element[0] = value
@@ -49,7 +65,7 @@ def atomic_max(element, value):
 
 
 @compiled
-def atomic_min(element, value):
+def _nf_atomic_min(element, value):
     old = element[0]
     if value < old:
         element[0] = value
@@ -57,7 +73,7 @@ def atomic_min(element, value):
 
 
 @compiled
-def atomic_nanmax(element, value):
+def _nf_atomic_nanmax(element, value):
     old = element[0]
     if value > old or old != old:
         element[0] = value
@@ -65,7 +81,7 @@ def atomic_nanmax(element, value):
 
 
 @compiled
-def atomic_nanmin(element, value):
+def _nf_atomic_nanmin(element, value):
     old = element[0]
     if value < old or old != old:
         element[0] = value
@@ -73,50 +89,54 @@ def atomic_nanmin(element, value):
 
 
 @compiled
-def atomic_exch(element, value):
+def _nf_atomic_exch(element, value):
     old = element[0]
     element[0] = value
     return old
 
 
 @compiled
-def atomic_inc(element, limit):
+def _nf_atomic_inc(element, limit):
     old = element[0]
     element[0] = 0 if old >= limit else old + 1
     return old
 
 
 @compiled
-def atomic_dec(element, limit):
+def _nf_atomic_dec(element, limit):
     old = element[0]
     element[0] = limit if old == 0 or old > limit else old - 1
     return old
 
 
 @compiled
-def atomic_and(element, value):
+def _nf_atomic_and(element, value):
     old = element[0]
     element[0] = old & value
     return old
 
 
 @compiled
-def atomic_or(element, value):
+def _nf_atomic_or(element, value):
     old = element[0]
     element[0] = old | value
     return old
 
 
 @compiled
-def atomic_xor(element, value):
+def _nf_atomic_xor(element, value):
     old = element[0]
     element[0] = old ^ value
     return old
 
 
 @compiled
-def atomic_cas(element, expected, value):
+def _nf_atomic_cas(element, expected, value):
     old = element[0]
     if old == expected:
         element[0] = value
     return old
+
+
+__all__ = ["KIND", "NOW_BLOCK", "NOW_THREAD", "PHASE", "STOP", "TURN", "compiled", "compiled_and_cached", "diverge"]
+__all__ += [name for name in globals() if name.startswith("_nf_")]

@@ -171,6 +171,12 @@ def make_unwritten_local(T):
 
 
 @cuda.jit
+def shifted(A, B):
+    i = cuda.grid(1)
+    B[i] = A[i + 1]
+
+
+@cuda.jit
 def accumulate(A, B):
     B[cuda.grid(1)] += A[cuda.grid(1)]  # FAULT
 

@@ -235,3 +235,30 @@ def numpy_constants(A):
     A[0] = CONSTANTS[0] * np.float32(2) + np.float32(CONSTANTS[1])
     A[1] = np.float64(1)
     A[2] = float64(BIAS) + np.int32(7.9)
+
+
+@cuda.jit(device=True)
+def swap_halves(values, thread, n):
+    half = n // 2
+    other = values[(thread + half) % n]
+    cuda.syncthreads()
+    values[thread] = other
+    cuda.syncthreads()
+    return half
+
+
+@cuda.jit
+def awkward_names(A, load, store):
+    """Locals and arguments called like the engine's own functions; two barrier functions written into one kernel."""
+    cell = cuda.shared.array(8, float32)
+    order = cuda.shared.array(8, int32)
+    thread = cuda.threadIdx.x
+    slice = load
+    words = 1
+    cell[thread] = A[thread]
+    order[thread] = thread
+    cuda.syncthreads()
+    n = swap_halves(cell, thread, 8)
+    run = n
+    block = swap_halves(order, thread, 8)
+    A[thread] = cell[thread] + order[thread] * store + slice + words + run + block

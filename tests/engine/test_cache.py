@@ -33,7 +33,11 @@ print(sum(run.stats.cache_hits.values()), sum(run.stats.cache_misses.values()), 
 def run(tmp_path, folder, factor=2, **environment):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).replace("FACTOR", str(factor)))
-    environment = os.environ | {"NUMBA_FLASH_CACHE_DIR": str(folder), "PYTHONWARNINGS": "error,ignore::DeprecationWarning"} | environment
+    environment = (
+        os.environ
+        | {"NUMBA_FLASH_CACHE_DIR": str(folder), "PYTHONWARNINGS": "error,ignore::DeprecationWarning"}
+        | environment
+    )
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), done.stderr

@@ -187,6 +187,13 @@ def test_reads_of_a_fresh_output(dtype):
     assert np.array_equal(B, A)
 
 
+def test_one_array_under_two_names_has_one_history():
+    A = floats(8)
+    nf.launch(kernels.too_far, 1, 4, A, A, device="cpu", strict=True)  # each thread reads and writes its own element
+    with pytest.raises(RaceDetected):
+        nf.launch(kernels.shifted, 1, 4, A, A, device="cpu", strict=True)
+
+
 def test_fresh_memory_is_nan():
     A = np.zeros(4, np.float32)
     nf.launch(kernels.make_unwritten_shared(4), 1, 4, A, device="cpu")

@@ -179,3 +179,9 @@ def test_the_index_of_an_augmented_assignment_is_evaluated_once():
 
 def test_numpy_constants_and_casts():
     assert np.array_equal(run(kernels.numpy_constants, 1, 1, np.zeros(3, np.float32)), [8, 1, 7.5])
+
+
+def test_names_that_the_engine_uses_itself():
+    A = np.arange(8, dtype=np.float32)
+    want = np.roll(A, 4) + np.roll(np.arange(8), 4) * 10 + 3 + 1 + 4 + 4
+    assert np.array_equal(run(kernels.awkward_names, 1, 8, A, 3, 10), want)
