@@ -1,6 +1,5 @@
 """`attention`: check the arguments, pick the stage, launch, hand the result back."""
 
-import difflib
 import math
 import reprlib
 import warnings
@@ -11,6 +10,7 @@ import numpy as np
 
 from .engine import launch as engine
 from .engine import model
+from .hbm.predict import check_stage, check_tile
 from .stages import STAGES
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -39,12 +39,13 @@ def attention(q, k, v, *, stage="tiled", scale=None, blocks=None, return_lse=Fal
     does not fit, KernelError for a device that is not there. Source: Dao et al. 2022, arXiv:2205.14135, Algorithm 0;
     each stage names its own.
     """
-    forward = _stage(stage).forward
+    check_stage(stage, STAGES)
     operands = _operands(q, k, v)
     dtype = operands[0].dtype
     H, N, M, d = _sizes(*operands)
     _check_64_bit(H, N, M, d, dtype)
     scale = _scale(scale, d, dtype)
+    check_tile(stage, blocks, dtype)
     if not isinstance(return_lse, (bool, np.bool_)):
         raise TypeError(f"return_lse={return_lse!r} must be True or False")
     place = engine.device(device).name
@@ -54,7 +55,7 @@ def attention(q, k, v, *, stage="tiled", scale=None, blocks=None, return_lse=Fal
         O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
     else:
         Q, K, V = (_as_heads(operand, place) for operand in operands)
-        O, L = forward(Q, K, V, scale, blocks=blocks, return_lse=bool(return_lse), device=place)
+        O, L = STAGES[stage].forward(Q, K, V, scale, blocks=blocks, return_lse=bool(return_lse), device=place)
     q = operands[0]
     out = _result(O, q.shape, q.on_device)
     return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
@@ -71,16 +72,6 @@ class _Operand(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------- what the arguments are
-
-
-def _stage(name):
-    if not isinstance(name, str):
-        raise TypeError(f"stage={name!r} must be the name of a stage: one of {', '.join(map(repr, STAGES))}")
-    if name not in STAGES:
-        near = difflib.get_close_matches(name, STAGES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"stage={name!r} is unknown: use one of {', '.join(map(repr, STAGES))}{hint}")
-    return STAGES[name]
 
 
 def _operands(q, k, v):

@@ -270,7 +270,7 @@ WRONG = {  # name: (implementation, what the message must say)
         r"lse has shape \(1, 1\), expected \(1,\)",
     ),
     "lse in float64": (
-        lambda q, k, v, scale: right_with_lse(q, k, v, scale, np.float64),
+        lambda q, k, v, scale: right_with_lse(q, k, v, scale, lambda x: x.astype(np.float64)),
         "lse has dtype float64, expected float32",
     ),
 }

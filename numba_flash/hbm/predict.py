@@ -226,12 +226,13 @@ def itemsize(dtype):
 def check_stage(stage, stages=None):
     """Raise unless `stage` is one of `stages` (default: those predicted); the error lists them and the nearest."""
     stages = list(_FORMS if stages is None else stages)
+    names = ", ".join(map(repr, stages))
     if not isinstance(stage, str):
-        raise TypeError(f"stage={stage!r} is not a name: pass one of {', '.join(stages)}")
+        raise TypeError(f"stage={stage!r} must be the name of a stage: one of {names}")
     if stage not in stages:
         near = difflib.get_close_matches(stage.lower(), stages, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"stage={stage!r} is unknown: {hint}The stages are {', '.join(stages)}")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"stage={stage!r} is unknown: use one of {names}{hint}")
 
 
 def check_blocks(stage, blocks):

@@ -15,6 +15,7 @@ from functools import cache
 from numba import cuda
 
 from ..engine.launch import empty, launch
+from ..hbm.predict import check_tile
 from . import numba_type, tiles
 
 
@@ -100,7 +101,11 @@ ROWS = 64  # threads of a block of one-thread-a-row kernels
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None."""
+    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+
+    Raises ValueError for any `blocks`: this stage has no tiles.
+    """
+    check_tile("naive", blocks, Q.dtype)
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     M = K.shape[1]

@@ -1,0 +1,282 @@
+"""`python -m numba_flash`: lessons, bill, doctor and bench."""
+
+import argparse
+import ast
+import json
+import math
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from . import STAGES, __version__, attention, bench, device, doctor, flops, ledger, lesson, predict, reference, report
+from . import testing as exactness
+from .attention import MAX_D
+from .engine.launch import DEVICES
+from .errors import KernelError
+from .hbm.predict import DTYPES, algorithm0, check_blocks, check_tile
+
+PROGRAM = "python -m numba_flash"
+SCORES_AT_ONCE = 2**22  # of the reference, in float64
+
+
+def main(argv=None):
+    """Run one command -> its exit status: 0, 1 where it found something wrong, 2 for a value that will not do."""
+    parser = make_parser()
+    flags = parser.parse_args(argv)
+    if not flags.command:
+        parser.print_help()
+        return 2
+    try:
+        return flags.run(flags)
+    except BrokenPipeError:
+        raise
+    except (ValueError, KernelError, MemoryError, OSError) as error:
+        report.console(sys.stderr).print(f"{PROGRAM} {flags.command}: error: {error}", soft_wrap=True)
+        return 2 if isinstance(error, ValueError) else 1
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="FlashAttention in plain Numba CUDA kernels.")
+    parser.add_argument("--version", action="version", version=f"numba_flash {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    number = lesson._whole
+
+    def command(name, run, what):
+        sub = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("lessons", lessons, "list the lessons, or run one")
+    sub.add_argument("lesson", nargs="?", help="number or name: 02, 2, naive, 02_naive")
+    sub.add_argument("flags", nargs=argparse.REMAINDER, help="passed on to the lesson; --help lists them")
+
+    sub = command("bill", bill, "predict and count what a stage moves to and from HBM")
+    sub.add_argument("--stage", choices=STAGES, default=list(STAGES)[-1], help="default: %(default)s")
+    for flag, least, value, meaning in (
+        ("n", 0, 1024, "N, the number of queries (default: %(default)s)"),
+        ("d", 1, 64, "d, the number of columns of a head (default: %(default)s)"),
+        ("n-k", 0, None, "N_k, the number of keys (default: N)"),
+        ("heads", 1, 1, "number of heads of Q (default: %(default)s)"),
+        ("kv-heads", 1, None, "number of heads of K and V, a divisor of --heads (default: the same)"),
+        ("batch", 1, 1, "size of the batch (default: %(default)s)"),
+        ("blocks", 1, None, "side T of the tiles (default: the stage's own)"),
+        ("seed", 0, 0, "seed of the random input (default: %(default)s)"),
+    ):
+        sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
+    sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    sub.add_argument("--return-lse", action="store_true", help="form L, the logarithm of each row's sum, too")
+    sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
+    sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
+    add_json(sub)
+
+    sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
+    sub.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels instead")
+    add_json(sub)
+
+    sub = command("bench", measure, "time the CPU engine against NumPy and Numba's simulator, and counting on a GPU")
+    gpu_n = f"N (default: {bench.N}; {bench.GPU_N} on a GPU, at most {bench.SIMULATOR_N} on the simulator)"
+    sub.add_argument("--n", type=number(1, None), metavar="N", help=gpu_n)
+    sub.add_argument("--d", type=number(1, MAX_D), default=64, metavar="D", help="d (default: %(default)s)")
+    repeats = "runs of each, of which the median counts (default: %(default)s)"
+    sub.add_argument("--repeats", type=number(1, None), default=5, metavar="R", help=repeats)
+    sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
+    add_json(sub)
+    return parser
+
+
+def add_json(parser):
+    what = "write the figures to FILE; without a FILE, or to -, print them instead of the table"
+    parser.add_argument("--json", type=writable, nargs="?", const="-", metavar="FILE", help=what)
+
+
+def writable(path):
+    """A path for --json, tried before the run."""
+    try:
+        lesson._check_writable(None if path == "-" else path)
+    except (ValueError, OSError) as error:
+        raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
+    return path
+
+
+def show(page, figures=None, path=None):
+    """Print what a command has to say; with --json, write its figures, to standard output in place of the page."""
+    if path != "-":
+        screen = report.console()
+        for renderable in page:
+            screen.print(renderable)
+    if path == "-":
+        print(json.dumps(figures, indent=1))
+    elif path:
+        Path(path).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        screen.print(f" written: {path}", soft_wrap=True)
+
+
+# --- lessons ----------------------------------------------------------------------------------------------------------
+
+
+def lessons(flags):
+    files = lesson_files()
+    if not flags.lesson:
+        rows = [[file.stem[:2], title(file)] for file in files]
+        how = f"Run one by its number or its name; --help behind it lists its flags:\n   {PROGRAM} lessons 02 --n 256"
+        show([report.table(["lesson", "title"], rows), "", report.prose(how)])
+        return 0
+    return run_lesson(chosen(flags.lesson, files), flags.flags)
+
+
+def lesson_files():
+    """The lessons in their order: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "lessons", package.parent / "lessons"):
+        if files := sorted(folder.glob("[0-9][0-9]_*.py")):
+            return files
+    raise FileNotFoundError(f"no lessons in {package / 'lessons'} or beside the package: install numba_flash again")
+
+
+def title(file):
+    """The first sentence of a lesson's docstring, without the number of the lesson."""
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{file.name} cannot be read: {error}"
+    first = re.sub(r"^Lesson \d+\W*", "", text.partition("\n")[0]).partition(". ")[0]
+    return first.rstrip(".") or file.stem[3:].replace("_", " ")
+
+
+def chosen(name, files):
+    """The lesson called `name`: its number, its name or both. ValueError with the list of them where there is none."""
+    wanted = name.lower().removesuffix(".py")
+    for file in files:
+        number, _, word = file.stem.partition("_")
+        if wanted in (word.lower(), file.stem.lower()) or (wanted.isdecimal() and int(wanted) == int(number)):
+            return file
+    raise ValueError(f"lesson {name!r} is unknown: the lessons are {', '.join(file.stem for file in files)}")
+
+
+def run_lesson(file, flags):
+    """Run a lesson as `python FILE flags` would -> its exit status."""
+    sys.argv = [str(file), *flags]
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except Exception as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename != str(file):  # what stands above the lesson is no news
+            trace = trace.tb_next
+        sys.excepthook(type(error), error, trace)
+        return 1
+    return 0
+
+
+# --- bill -------------------------------------------------------------------------------------------------------------
+
+
+def bill(flags):
+    sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
+    more = {name: getattr(flags, name) for name in ("kv_heads", "blocks", "return_lse")}
+    predicted = predict(flags.stage, **sizes, **more)
+    operations = flops(flags.stage, **sizes, **more)
+    ideal = algorithm0(**sizes)
+    figures = {"stage": flags.stage, **sizes, **more, "flops": operations, "predicted": json.loads(predicted.to_json())}
+    figures |= {"algorithm0": json.loads(ideal.to_json())}
+    counted, below, good = None, None, True
+    if not flags.predict_only:
+        check_tile(flags.stage, flags.blocks, flags.dtype)
+        place = device(flags.device).name
+        counted, out, (q, k, v, scale) = count(flags, place)
+        error, naive, limit = errors(flags.stage, out, q, k, v, scale, place)
+        below = report.error_line(error, naive=naive, bound=limit)
+        good = counted == predicted and error <= limit
+        figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
+        figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}
+        figures |= {"error": error, "naive_error": naive, "bound": limit}
+    page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
+    page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, below=below), ""]
+    a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
+    page += [report.table(["floating-point operations", "a byte of HBM"], [[operations, a_byte]])]
+    show(page, figures, flags.json)
+    return 0 if good else 1
+
+
+def facts(flags):
+    keys = f", N_k = {flags.n_k:,}" if flags.n_k not in (None, flags.n) else ""
+    batch = f"batch {flags.batch}, " if flags.batch > 1 else ""
+    heads = f"{flags.heads} head" + "s" * (flags.heads > 1)
+    shared = f" on {flags.kv_heads}" if flags.kv_heads not in (None, flags.heads) else ""
+    sides = check_blocks(flags.stage, flags.blocks)
+    tile = f", T = {sides[0]}" if sides else ""
+    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}"
+
+
+def count(flags, place):
+    """Run the stage in a ledger on random input -> (Bill, out, (q, k, v, scale))."""
+    keys = flags.n if flags.n_k is None else flags.n_k
+    shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
+    q, k, v = bench.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
+    scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
+    how = {"scale": scale, "blocks": flags.blocks, "return_lse": flags.return_lse, "device": place}
+    with ledger() as counted:
+        out = attention(q, k, v, stage=flags.stage, **how)
+    return counted, out[0] if flags.return_lse else out, (q, k, v, scale)
+
+
+def errors(stage, out, q, k, v, scale, place):
+    """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
+    single = q.dtype == np.float32
+    naive = attention(q, k, v, stage="naive", scale=scale, device=place) if single and stage != "naive" else None
+    rows = max(1, SCORES_AT_ONCE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    worst = np.zeros(5)  # NaN stays NaN in np.maximum
+    for i in range(0, q.shape[2], rows):
+        part, at = q[:, :, i : i + rows], np.s_[:, :, i : i + rows]
+        O = reference.attention(part, k, v, scale)[0]
+        S = 0 if single else reference.scores(part, k, scale)
+        derived = exactness.naive_bound(part, k, v, scale) if single and naive is None else 0
+        off = 0 if naive is None else naive[at] - O
+        worst = np.maximum(worst, [np.abs(x).max(initial=0) for x in (out[at] - O, off, O, S, np.asarray(derived))])
+    error, own, largest, max_score, derived = map(float, worst)
+    if single and naive is None:
+        return error, None, derived
+    limit = exactness.bound(largest, own, q.dtype, max_score=max_score)
+    return error, own if single else None, limit
+
+
+# --- doctor and bench -------------------------------------------------------------------------------------------------
+
+
+def examine(flags):
+    if flags.clear_cache:
+        figures = doctor.clear_cache()
+        page = ["deleted: {files} files, {size}, in {folder}".format(**figures)]
+        show(page, figures, flags.json)
+        return 0
+    checks = doctor.examine()
+    show(doctor.page(checks), doctor.figures(checks), flags.json)
+    return 1 if any(check.verdict == doctor.PROBLEM for check in checks) else 0
+
+
+def measure(flags):
+    figures = bench.run(flags.n, flags.d, flags.repeats, simulator=not flags.skip_simulator)
+    show(bench.page(figures), figures, flags.json)
+    return 0 if all(stage["equal"] for stage in figures["cpu"].values()) else 1
+
+
+def script():
+    """The command as a process: `main`, and an exit without a traceback for Ctrl-C and for a reader that has left."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        report.console(sys.stderr).print("\nstopped by Ctrl-C")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(script())

@@ -1,0 +1,194 @@
+"""How fast the engines are: the compiled CPU engine against NumPy and Numba's simulator, and counting on a GPU."""
+
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numba
+import numpy as np
+
+from . import report
+from .attention import attention
+from .engine.launch import device, refuse_if_too_large, to_device
+from .errors import KernelError
+from .hbm.ledger import ledger
+from .hbm.predict import predict
+from .stages import STAGES
+
+N, GPU_N, SIMULATOR_N = 1024, 4096, 256
+
+
+def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
+    """Random q, k and v with σ(scale · q kᵀ) about 2.5 and the mean of v 1, so that wrong attention looks wrong."""
+    elements = math.prod(q_shape) + 2 * math.prod(k_shape)
+    refuse_if_too_large(2 * elements * np.dtype(dtype).itemsize, f"random input of shape {q_shape}", "cpu")
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(shape, np.dtype(dtype)) for shape in (q_shape, k_shape, k_shape))
+    return q * q.dtype.type(2.5), k, v + v.dtype.type(1)
+
+
+def run(n=None, d=64, repeats=5, simulator=True):
+    """Measure all that this machine can -> figures, seconds everywhere; "simulator" and "gpu" are None where left out.
+
+    Each time is the median of `repeats` runs after one that compiles. n: by default 1024 on the CPU and 4096 on a GPU;
+    the simulator runs at 256 or n, whichever is less, and once.
+    """
+    place = device().name
+    q, k, v = inputs((n or N, d), (n or N, d))
+    refuse_if_too_large(3 * 4 * q.shape[0] ** 2, f"attention in NumPy, N = {q.shape[0]:,},", "cpu")
+    with report.progress("NumPy and the CPU engine", len(STAGES) + 1) as advance:
+        numpy_seconds = median_seconds(lambda: numpy_attention(q, k, v), repeats)
+        advance()
+        cpu = {}
+        for stage in STAGES:
+            cpu[stage] = on_cpu(stage, q, k, v, repeats)
+            cpu[stage]["times_numpy"] = cpu[stage]["seconds"] / numpy_seconds
+            advance()
+    versions = {"python": platform.python_version(), "numba": numba.__version__, "numpy": np.__version__}
+    return {
+        "n": n or N,
+        "d": d,
+        "heads": 1,
+        "dtype": "float32",
+        "repeats": repeats,
+        "cores": os.cpu_count(),
+        "versions": versions,
+        "numpy": {"seconds": numpy_seconds},
+        "cpu": cpu,
+        "simulator": against_simulator(min(n or N, SIMULATOR_N), d, repeats) if simulator else None,
+        "gpu": on_gpu(n or GPU_N, d, repeats) if place == "gpu" else None,
+    }
+
+
+def median_seconds(work, repeats):
+    """The median time of `work()`, after one call that is not timed."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def numpy_attention(q, k, v):
+    """Attention in the dtype of its input, the whole matrix S at once."""
+    S = q @ k.T * q.dtype.type(1 / math.sqrt(q.shape[-1]))
+    P = np.exp(S - S.max(axis=-1, keepdims=True))
+    return P / P.sum(axis=-1, keepdims=True) @ v
+
+
+def on_cpu(stage, q, k, v, repeats):
+    """A stage on the CPU engine, counted and checked, and whether its bill was the predicted one."""
+    bills = []
+
+    def work():
+        with ledger() as bill:
+            attention(q, k, v, stage=stage, device="cpu")
+        bills.append(bill)
+
+    seconds = median_seconds(work, repeats)
+    predicted = predict(stage, n=q.shape[0], d=q.shape[1])
+    return {"seconds": seconds, "equal": all(bill == predicted for bill in bills)}
+
+
+# --- Numba's simulator ------------------------------------------------------------------------------------------------
+
+
+def against_simulator(n, d, repeats):
+    """The stage naive on Numba's own simulator, in a process that has it, and on the CPU engine."""
+    package = Path(__file__).resolve().parent
+    paths = filter(None, (str(package.parent), os.environ.get("PYTHONPATH")))
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("NUMBA_FLASH_DEVICE", None)
+    command = [sys.executable, "-c", f"from numba_flash import bench; print(bench.simulated_seconds({n}, {d}))"]
+    with report.progress(f"naive on Numba's simulator, N = {n}"):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise KernelError(f"Numba's simulator failed: {''.join(last)}; --skip-simulator leaves it out")
+    seconds, engine = float(done.stdout), on_cpu("naive", *inputs((n, d), (n, d)), repeats)["seconds"]
+    return {"n": n, "seconds": seconds, "engine_seconds": engine, "times_faster": seconds / engine}
+
+
+def simulated_seconds(n, d):
+    """Time of the stage naive as Numba's simulator runs it, nothing counted. For a process of its own."""
+    from .stages import naive
+
+    naive.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
+    Q, K, V = (x[None] for x in inputs((n, d), (n, d)))
+    begin = time.perf_counter()
+    naive.forward(Q, K, V, np.float32(1 / math.sqrt(d)))
+    return time.perf_counter() - begin
+
+
+# --- the GPU ----------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(n, d, repeats):
+    """Each stage on the GPU, plain and counted, timed by CUDA events. Inputs and output stay in GPU memory."""
+    q, k, v = (to_device(x, "gpu") for x in inputs((n, d), (n, d)))
+
+    def plain(stage):
+        attention(q, k, v, stage=stage, device="gpu")
+
+    def counted(stage):
+        with ledger():
+            plain(stage)
+
+    figures = {"n": n, "stages": {}}
+    for stage in STAGES:
+        before, after = (median_event_seconds(lambda: how(stage), repeats) for how in (plain, counted))  # noqa: B023
+        figures["stages"][stage] = {"seconds": before, "counted_seconds": after, "overhead": after / before}
+    return figures
+
+
+def median_event_seconds(work, repeats):
+    """The median time between two events around `work()` on the GPU, after one call that is not timed."""
+    from numba import cuda
+
+    work()
+    cuda.synchronize()
+    seconds = []
+    for _ in range(repeats):
+        start, stop = cuda.event(), cuda.event()
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        seconds.append(cuda.event_elapsed_time(start, stop) / 1000)
+    return statistics.median(seconds)
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def page(figures):
+    """The figures as report prints them."""
+    numpy_seconds = figures["numpy"]["seconds"]
+    rows = [[stage, cpu["seconds"], numpy_seconds, cpu["times_numpy"]] for stage, cpu in figures["cpu"].items()]
+    yield report.heading("Bench", f"N = {figures['n']:,}, d = {figures['d']}, float32, 1 head")
+    yield ""
+    yield report.table(["stage", "CPU engine, s", "NumPy, s", "x NumPy"], rows)
+    yield ""
+    wrong = [stage for stage, cpu in figures["cpu"].items() if not cpu["equal"]]
+    bills = f"PREDICTED AND COUNTED DIFFER: {', '.join(wrong)}" if wrong else "every bill as predicted"
+    yield report.prose(f"Each the median of {figures['repeats']}, compiled, counted and checked; {bills}.")
+    if sim := figures["simulator"]:
+        yield report.table(
+            [f"naive, N = {sim['n']}", "seconds"],
+            [["Numba's simulator", sim["seconds"]], ["CPU engine", sim["engine_seconds"]]],
+        )
+        yield ""
+        yield report.prose(f"The CPU engine is {sim['times_faster']:,.0f} times as fast as the simulator.")
+    if gpu := figures["gpu"]:
+        rows = [
+            [stage, 1000 * times["seconds"], 1000 * times["counted_seconds"], times["overhead"]]
+            for stage, times in gpu["stages"].items()
+        ]
+        yield report.table([f"GPU, N = {gpu['n']:,}", "plain, ms", "counted, ms", "x plain"], rows)

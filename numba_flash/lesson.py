@@ -1,0 +1,356 @@
+"""What every lesson script shares: its flags, its parts, its figures and its way out.
+
+    this = lesson.start("03 · tiled", blocks=16, stage="tiled")     # reads the flags: this.n, this.d, this.blocks, ...
+    this.part("The question")                                        # a heading; with --step it waits for Enter
+    this.text("One idea a paragraph.")
+    this.bill("tiled", counted, predicted=predicted)                 # prints the bill, keeps it for --json
+    this.end()                                                       # writes what --json and --svg asked for
+
+In a notebook there are no flags: the values given to `start` hold.
+"""
+
+import argparse
+import inspect
+import json
+import linecache
+import math
+import os
+import re
+import sys
+import textwrap
+import traceback
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from rich.text import Text
+
+from . import reference, report, testing
+from .attention import MAX_D
+from .engine.launch import device, refuse_if_too_large
+from .engine.model import GRID_YZ, THREADS
+from .engine.rewrite import function_of
+from .errors import KernelError
+from .hbm.ledger import KINDS
+from .hbm.predict import check_tile
+
+PROMPT = "[Enter: next part   Ctrl-D: all the rest   Ctrl-C: stop] "
+ROWS = 256  # queries whose reference is computed at once
+
+
+def start(name, *, n=1024, d=64, heads=1, blocks=16, seed=0, stage=None, sizes="N = {n}, d = {d}, float32, {heads}"):
+    """Read the flags and check them, print the heading -> Lesson. A bad flag ends the script with exit status 2.
+
+    name: number and title, "03 · tiled". n to seed: what the flags are when left out. stage: --blocks is the side T of
+    its tiles; without a stage it is the number of threads of a block. sizes: what the heading says of the run.
+    """
+    notebook = in_notebook()
+    values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
+    parser = _parser(name, values, stage)
+    flags = parser.parse_args([] if notebook else sys.argv[1:])
+    where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
+    for what, check in (
+        ("argument --blocks", lambda: stage and check_tile(stage, flags.blocks, "float32")),
+        (where, lambda: device(flags.device)),
+        ("argument --json", lambda: _check_writable(flags.json)),
+        ("argument --svg", lambda: _check_writable(flags.svg, (".svg", ".html"))),
+    ):
+        try:
+            check()
+        except (ValueError, KernelError) as error:
+            parser.error(report.to_ascii(f"{what}: {error}"))
+    if not notebook:
+        sys.excepthook = _leave
+    given = {flag: value for flag, value in vars(flags).items() if flag in values and value != values[flag]}
+    return Lesson(name, flags, given, sizes)
+
+
+def in_notebook():
+    """Whether the command line belongs to a notebook's kernel, and not to the lesson."""
+    return bool(re.search("ipykernel|colab_kernel", sys.argv[0] if sys.argv else ""))
+
+
+def _parser(name, values, stage):
+    parser = argparse.ArgumentParser(description=report.to_ascii(f"Lesson {name}."))
+    for flag, least, most, meaning in (
+        ("n", 1, None, "N, the number of queries and of keys"),
+        ("d", 1, MAX_D, "d, the number of columns of a head"),
+        ("heads", 1, GRID_YZ, "the number of heads"),
+        ("blocks", 1, None if stage else THREADS, f"side T of a tile of {stage}" if stage else "threads of a block"),
+        ("seed", 0, None, "seed of the random input"),
+    ):
+        kind, sign = _whole(least, most), flag[0].upper()
+        help = f"{meaning} (default: %(default)s)"
+        parser.add_argument(f"--{flag}", type=kind, default=values[flag], metavar=sign, help=help)
+    chosen = "where kernels run (default: the GPU if there is one, else cpu)"
+    parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
+    parser.add_argument("--step", action="store_true", help="wait for Enter between the parts")
+    parser.add_argument("--svg", metavar="FILE", help="write the output to FILE as a picture (.svg or .html)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
+    return parser
+
+
+def _whole(least, most):
+    """The argparse type of an integer from `least` to `most`, or without an end."""
+
+    def whole(text):
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or number < least or (most and number > most):
+            reach = f"from {least:,} to {most:,}" if most else f"of {least} or more"
+            raise argparse.ArgumentTypeError(f"{text!r} will not do: give a whole number {reach}")
+        return number
+
+    return whole
+
+
+def _check_writable(path, suffixes=None):
+    """Find out before the run whether `path` can be written. ValueError where it cannot."""
+    if path is None:
+        return
+    file = Path(path)
+    if suffixes and file.suffix.lower() not in suffixes:
+        raise ValueError(f"{path!r} is no picture that can be written: end it in {' or '.join(suffixes)}")
+    there = file.exists()
+    try:
+        file.open("a").close()
+    except FileNotFoundError:
+        raise ValueError(f"the folder of {path!r} does not exist: create it first, or name another") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise ValueError(f"{path!r} cannot be written ({why}): name another file") from None
+    if not there:
+        file.unlink()
+
+
+class Lesson:
+    """One run of a lesson. `n`, `d`, `heads`, `blocks`, `seed`, `device`, `step`, `svg` and `json` are its flags."""
+
+    def __init__(self, name, flags, given, sizes):
+        self.__dict__.update(vars(flags))
+        self.given = given  # the flags that differ from what the lesson sets
+        self.screen = report.console(record=flags.svg is not None)
+        used = {flag: getattr(flags, flag) for flag in ("n", "d", "heads", "blocks", "seed")}
+        self.figures = {"lesson": name[:2], **used}
+        self.figures |= {"device": device(self.device).name, "bills": {}, "errors": {}, "faults": []}
+        self.parts = 0
+        heads = f"{self.heads} head" + "s" * (self.heads > 1)
+        sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks)
+        self.show(report.heading(f"Lesson {name}", sizes), "")
+
+    # --- what is printed
+
+    def show(self, *renderables):
+        """Print strings, and what `report` makes."""
+        for renderable in renderables:
+            self.screen.print(renderable)
+
+    def text(self, paragraphs):
+        """Print prose; indented lines stay as they are."""
+        self.show(report.prose(paragraphs))
+
+    def part(self, title):
+        """Begin a part; with --step, first wait for Enter where there is somebody to press it."""
+        if self.parts and self.step and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
+            try:
+                input(PROMPT)
+            except EOFError:
+                self.step = False
+                print()
+        self.parts += 1
+        self.show(report.heading(f"{self.parts}. {title}"), "")
+
+    def source(self, kernel, first=None, last=None):
+        """Print a kernel's source with line numbers: all of it, or from the line with `first` to that with `last`."""
+        lines, number = inspect.getsourcelines(function_of(kernel))
+        begin = next((at for at, line in enumerate(lines) if first and first in line), 0)
+        end = next((at for at, line in enumerate(lines) if last and last in line), len(lines) - 1)
+        lines = textwrap.dedent("".join(lines[begin : end + 1])).splitlines()
+        clean = report.to_ascii if self.screen.options.ascii_only else str
+        self.show(*_listing(list(map(clean, lines)), number + begin, self.screen.width), "")
+
+    def bill(self, name, counted, *, predicted, **how):
+        """Print a counted bill beside its prediction and keep both; `how` goes to `report.bill_table`."""
+        self.keep_bill(name, counted, predicted)
+        self.show(report.bill_table(counted, predicted=predicted, **how), "")
+
+    def counts(self, name, counted, *, predicted):
+        """Print a small bill without the ledger's convention below it, and keep it."""
+        self.keep_bill(name, counted, predicted)
+        rows = [
+            [f"{tensor} {kind}", *(getattr(bill[tensor], kind) for bill in (predicted, counted))]
+            for tensors in counted.kernels.values() for tensor in tensors for kind in KINDS
+        ]  # fmt: skip
+        rows = [[*row, row[2] - row[1]] for row in rows if any(row[1:])]
+        self.show(report.table([name, "predicted", "counted", "difference"], rows), "")
+
+    def keep_bill(self, name, counted, predicted):
+        both = {"predicted": predicted, "counted": counted}
+        self.figures["bills"][name] = {kind: json.loads(bill.to_json()) for kind, bill in both.items()}
+
+    def fault(self, error):
+        """Print what the engine says a kernel did wrong, and the line it happened in."""
+        where = {name: getattr(error, name) for name in ("line", "block", "thread", "tensor")}
+        self.figures["faults"].append({"kind": type(error).__name__, **where})
+        file = Path(error.file).name.strip("<>")
+        self.text(f"{type(error).__name__}: {str(error).replace(error.file, file)}.")
+        self.show(f"     line {error.line}:  {linecache.getline(error.file, error.line).strip()}", "")
+
+    def tries(self, flags):
+        """Print commands to try: `flags` maps the flags of a run to what it will show. Flags in use stay in use."""
+        for more, what in flags.items():
+            kept = "".join(f" --{flag} {value}" for flag, value in self.given.items() if f"--{flag} " not in more)
+            self.text(f"    {self.command()}{kept} {more}\n{' '.join(what.split())}")
+
+    def command(self):
+        """What starts this lesson from the folder where the learner stands."""
+        script, package = Path(sys.argv[0]).resolve(), Path(__file__).parent
+        if script.suffix == ".py" and script.is_relative_to(Path.cwd()) and not script.is_relative_to(package):
+            return f"python {script.relative_to(Path.cwd()).as_posix()}"
+        return f"python -m numba_flash lessons {self.figures['lesson']}"
+
+    # --- what is computed
+
+    @cached_property
+    def inputs(self):
+        """q, k and v, (heads, N, d), float32, random: σ(scale·qkᵀ) is about 2.5, the mean of v 1.
+
+        With small scores all weights are about 1/N, with a zero mean all outputs about 0: what is wrong looks right.
+        """
+        shape = (self.heads, self.n, self.d)
+        refuse_if_too_large(8 * 4 * self.heads * self.n * self.d, f"random input of shape {shape}", "cpu")
+        rng = np.random.default_rng(self.seed)
+        q, k, v = (rng.standard_normal(shape, np.float32) for _ in range(3))
+        return np.float32(2.5) * q, k, v + np.float32(1)
+
+    @cached_property
+    def reference(self):
+        """The output in float64, some rows of queries at a time."""
+        q, k, v = self.inputs
+        out = np.empty(q.shape)
+        for h in range(self.heads):
+            for i in range(0, self.n, ROWS):
+                out[h, i : i + ROWS] = reference.attention(q[h, i : i + ROWS], k[h], v[h])[0]
+        return out
+
+    def exact(self, stage, out, naive=None):
+        """How exact `out` is -> report.error_line. naive: the output of the stage `naive`, which is the yardstick."""
+        error = self._error(stage, out)
+        if naive is None:
+            return report.error_line(error, bound=testing.naive_bound(*self.inputs))
+        yardstick = self._error("naive", naive)
+        return report.error_line(error, naive=yardstick, bound=testing.bound(self.reference, yardstick))
+
+    def _error(self, stage, out):
+        error = self.figures["errors"][stage] = float(np.abs(out - self.reference).max())
+        return error
+
+    def end(self):
+        """Write what --json and --svg asked for."""
+        if self.json:
+            Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
+        if self.svg:
+            report.save(self.screen, self.svg, title=f"numba_flash, lesson {self.figures['lesson']}")
+        for file in filter(None, (self.json, self.svg)):
+            self.show(f" written: {file}")
+
+
+def without(kernel, text, which=1):
+    """The same kernel without the `which`-th line that holds `text`; the other lines keep their numbers.
+
+    Of an `if` or a loop its body remains. Raises ValueError where there is no such line.
+    """
+    function = function_of(kernel)
+    lines, number = inspect.getsourcelines(function)
+    places = [at for at, line in enumerate(lines) if text in line]
+    if len(places) < which:
+        raise ValueError(f"text={text!r} is in {len(places)} lines of {function.__name__}: there is no number {which}")
+    at = places[which - 1]
+    opens_block = re.search(r":\s*(#.*)?$", lines[at])
+    lines[at] = re.sub(r"\S.*", "if True:" if opens_block else "pass", lines[at])
+    source = "\n" * (number - 1) + textwrap.dedent("".join(lines))
+    file = f"<{Path(function.__code__.co_filename).name} without line {number + at}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals, "__name__": __name__}
+    exec(compile(source, file, "exec"), names)
+    return names[function.__name__]
+
+
+def _listing(lines, number, width):
+    """Source lines with numbers; comments in one column, or as near to it as fits, and above their line at worst."""
+    parts = [re.fullmatch(r"(.*?)\s*(#.*)?", line).groups(default="") for line in lines]
+    column = max((len(code) for code, comment in parts if code and comment), default=0)
+    for at, (code, comment) in enumerate(parts, number):
+        gap = min(column - len(code), width - 8 - len(code) - len(comment)) if code and comment else 0
+        if gap < 0:
+            indent = " " * (6 + len(code) - len(code.lstrip()))
+            yield Text.assemble(indent, (comment, report.ACCENT))
+            comment = ""
+        space = " " * (gap + 2) if code and comment else ""
+        yield Text.assemble((f"{at:>4}  ", "dim"), code, space, (comment, report.ACCENT))
+
+
+def roofline(bandwidth, roofs, points, width=report.WIDTH):
+    """A roofline chart in log-log scale -> lines of text, at most `width` columns wide.
+
+    bandwidth: bytes a second. roofs: name -> operations a second. points: one-character mark -> operations a byte; each
+    stands on the line that bounds it, as fast as memory or the highest roof lets it be.
+    """
+    top, named = max(roofs.values()), max(map(len, roofs))
+    low = math.floor(math.log2(min(points.values()))) - 1
+    high = math.ceil(math.log2(max(*points.values(), top / bandwidth))) + 1
+    step = max(1, min(4, (width - named - 8) // (high - low)))  # columns a doubling; a line a doubling
+
+    def place(intensity, roof):
+        return round(math.log2(top / min(roof, bandwidth * intensity))), round((math.log2(intensity) - low) * step)
+
+    cells = {}
+    for roof in sorted(roofs.values()):
+        row, ridge = place(roof / bandwidth, roof)
+        cells |= {(row, column): "─" for column in range(ridge, (high - low) * step + 1)}
+    for power in range(low, high + 1):
+        if bandwidth * 2**power < top:
+            cells[place(2**power, top)] = "/"
+    for mark, intensity in points.items():
+        row, column = place(intensity, top)
+        while cells.get((row, column), "/") not in "/─":
+            column += 1
+        cells[row, column] = mark
+    names = {place(roof, roof)[0]: name for name, roof in roofs.items()}
+    width = (high - low) * step + 1
+    for row in range(max(row for row, _ in cells) + 1):
+        yield f" {names.get(row, ''):>{named}} │" + "".join(cells.get((row, c), " ") for c in range(width)).rstrip()
+    yield f" {'':>{named}} ─" + "─" * width
+    ticks = [" "] * (width + 4)
+    for power in range(low + low % 2, high + 1, 2):
+        label = f"{2**power}" if power >= 0 else f"1/{2**-power}"
+        ticks[(power - low) * step : (power - low) * step + len(label)] = label
+    yield f" {'':>{named}}  " + "".join(ticks).rstrip()
+
+
+def _is_terminal(stream):
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # None or closed
+        return False
+
+
+def _leave(kind, error, trace):
+    """The last word: a line for Ctrl-C and for errors of numba_flash, the traceback for a slip in the script itself."""
+    if issubclass(kind, BrokenPipeError):  # piped to head: nobody listens any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1)
+    if issubclass(kind, KeyboardInterrupt):
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        raise SystemExit(130)
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    script = frames[0][0] if frames else ""
+    own = max((at for at, (file, _) in enumerate(frames) if file == script), default=0)
+    called = any(Path(file).is_relative_to(Path(__file__).parent) for file, _ in frames[own + 1 :])
+    if called and issubclass(kind, (ValueError, TypeError, KernelError, MemoryError, OSError)):
+        line = f"{Path(script).name}, line {frames[own][1]}: {error}"
+        report.console(sys.stderr).print(line, soft_wrap=True)
+        raise SystemExit(1)
+    sys.__excepthook__(kind, error, trace)

@@ -1,0 +1,139 @@
+"""bench runs at tiny sizes and its figures are complete. How fast anything is, no test asks."""
+
+import json
+import math
+import subprocess
+import types
+
+import numpy as np
+import pytest
+
+from numba_flash import __main__ as cli
+from numba_flash import bench, device, reference, report
+from numba_flash.errors import KernelError
+from numba_flash.stages import STAGES
+
+FIGURES = {"n", "d", "heads", "dtype", "repeats", "cores", "versions", "numpy", "cpu", "simulator", "gpu"}
+
+
+def positive(*numbers):
+    return all(math.isfinite(number) and number > 0 for number in numbers)
+
+
+def check(figures):
+    assert set(figures) == FIGURES
+    assert list(figures["cpu"]) == list(STAGES)
+    for stage in figures["cpu"].values():
+        assert stage["equal"] is True
+        assert positive(stage["seconds"], stage["times_numpy"])
+    assert positive(figures["numpy"]["seconds"])
+    if device().name == "gpu":
+        for stage in figures["gpu"]["stages"].values():
+            assert positive(stage["seconds"], stage["counted_seconds"], stage["overhead"])
+    else:
+        assert figures["gpu"] is None
+
+
+def test_the_whole_command(capsys, tmp_path):
+    file = tmp_path / "bench.json"
+    assert cli.main(["bench", "--n", "9", "--d", "5", "--repeats", "2", "--json", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "every bill as predicted" in out
+    assert "times as fast as the simulator" in out
+    assert "\x1b" not in out
+    assert all(len(line) <= 80 for line in out.splitlines() if str(file) not in line)
+    figures = json.loads(file.read_text())
+    check(figures)
+    assert figures["simulator"]["n"] == 9
+    assert positive(*(figures["simulator"][name] for name in ("seconds", "engine_seconds", "times_faster")))
+
+
+def test_without_the_simulator(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "against_simulator", None)
+    assert cli.main(["bench", "--n", "4", "--d", "3", "--repeats", "1", "--skip-simulator", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    check(figures)
+    assert figures["simulator"] is None
+
+
+def test_the_simulator_never_runs_beyond_256(monkeypatch):
+    monkeypatch.setattr(bench, "on_cpu", lambda *args: {"seconds": 1.0, "equal": True})
+    monkeypatch.setattr(bench, "on_gpu", lambda *args: None)
+    monkeypatch.setattr(bench, "against_simulator", lambda n, d, repeats: n)
+    assert [bench.run(n, 2, 1)["simulator"] for n in (None, 100, 300)] == [256, 100, 256]
+
+
+def test_a_simulator_that_fails_is_one_line(capsys, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no simulator\n")
+    monkeypatch.setattr(bench.subprocess, "run", lambda *args, **how: failed)
+    with pytest.raises(KernelError, match="ImportError: no simulator; --skip-simulator"):
+        bench.against_simulator(8, 4, 1)
+    assert cli.main(["bench", "--n", "4", "--d", "3", "--repeats", "1"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_bill_that_is_not_as_predicted_is_said_and_fails(capsys, monkeypatch):
+    wrong = {"seconds": 1.0, "equal": False}
+    monkeypatch.setattr(bench, "on_cpu", lambda *args: dict(wrong))
+    monkeypatch.setattr(bench, "on_gpu", lambda *args: None)
+    assert cli.main(["bench", "--n", "4", "--d", "3", "--repeats", "1", "--skip-simulator"]) == 1
+    assert "PREDICTED AND COUNTED DIFFER: naive, tiled" in " ".join(capsys.readouterr().out.split())
+
+
+def test_too_much_memory_is_refused(capsys):
+    assert cli.main(["bench", "--n", "10000000", "--d", "1"]) == 1
+    assert "attention in NumPy, N = 10,000,000, needs" in capsys.readouterr().err
+
+
+def test_inputs_tell_wrong_attention_from_right():
+    q, k, v = bench.inputs((2, 200, 64), (1, 300, 64), dtype="float64", seed=3)
+    assert q.dtype == k.dtype == v.dtype == np.float64
+    assert 2 < reference.scores(q, k).std() < 3
+    assert abs(v.mean() - 1) < 0.05
+    assert bench.inputs((4, 2), (4, 2))[0].dtype == np.float32
+
+
+def test_numpy_attention_is_attention():
+    q, k, v = bench.inputs((50, 8), (50, 8))
+    out = bench.numpy_attention(q, k, v)
+    assert out.dtype == np.float32
+    assert np.allclose(out, reference.attention(q, k, v)[0], atol=1e-5)
+
+
+def test_the_median_leaves_out_the_first_call(monkeypatch):
+    clock = iter([0, 5, 10, 11, 20, 23])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    calls = []
+    assert bench.median_seconds(lambda: calls.append(1), 3) == 3
+    assert len(calls) == 4
+
+
+def test_events_bracket_the_work(monkeypatch):
+    from numba import cuda
+
+    log = []
+
+    def event():
+        return types.SimpleNamespace(record=lambda: log.append("record"), synchronize=lambda: log.append("wait"))
+
+    monkeypatch.setattr(cuda, "event", event)
+    monkeypatch.setattr(cuda, "synchronize", lambda: log.append("idle"))
+    monkeypatch.setattr(cuda, "event_elapsed_time", lambda start, stop: 2000.0)
+    assert bench.median_event_seconds(lambda: log.append("work"), 2) == 2
+    assert log == ["work", "idle", *["record", "work", "record", "wait"] * 2]
+
+
+def test_figures_of_a_gpu_are_printed():
+    times = {"seconds": 0.002, "counted_seconds": 0.013, "overhead": 6.5}
+    figures = bench.run(4, 3, 1, simulator=False) | {"gpu": {"n": 4096, "stages": {"naive": times, "tiled": times}}}
+    text = "\n".join(report.to_text(part) for part in bench.page(figures))
+    assert "GPU, N = 4,096" in text
+    assert text.splitlines()[-1].split() == ["tiled", "2", "13", "6.5"]
+
+
+@pytest.mark.skipif(device().name != "gpu", reason="needs a GPU")
+def test_a_gpu_is_measured():
+    figures = bench.on_gpu(64, 16, 2)
+    assert figures["n"] == 64
+    assert list(figures["stages"]) == list(STAGES)

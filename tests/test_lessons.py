@@ -1,0 +1,395 @@
+"""Every lesson in a short form, as a learner runs it: in a process of its own."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+import numba_flash as nf
+from numba_flash import lesson, report
+from numba_flash.hbm.ledger import Bill
+
+ROOT = Path(__file__).resolve().parent.parent
+LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("[0-9][0-9]_*.py"))
+SHORT = ("--n", "64", "--d", "16")
+FAULTS = {"00": ["OutOfBounds", "RaceDetected"], "03": ["RaceDetected", "RaceDetected"]}
+KEYS = {"lesson", "n", "d", "heads", "blocks", "seed", "device", "bills", "errors", "faults"}
+unix_only = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal or signals of Unix")
+
+
+def environment(**more):
+    plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "PYTHONIOENCODING")}
+    return plain | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | more
+
+
+def start(name, *flags, env=None, **how):
+    how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | how
+    command = [sys.executable, os.path.join("lessons", name), *flags]
+    return subprocess.Popen(command, cwd=ROOT, env=env or environment(), encoding="utf-8", **how)
+
+
+def run(name, *flags, **how):
+    with start(name, *flags, **how) as process:
+        out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def agrees(out):
+    """Whether no bill has a difference, and no output is wrong."""
+    return not re.search(r"  differs$|WRONG", out, re.MULTILINE)
+
+
+@cache
+def short(name, encoding="utf-8"):
+    """(status, output, errors) of the short form, run once."""
+    return run(name, *SHORT, env=environment(PYTHONIOENCODING=encoding))
+
+
+def test_the_lessons_are_there():
+    assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
+
+
+# --- what a lesson prints ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_output(name, encoding):
+    status, out, err = short(name, encoding)
+    assert (status, err) == (0, "")
+    assert out.startswith(f" Lesson {name[:2]} ")
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= report.WIDTH
+    assert encoding == "utf-8" or (out.isascii() and "?--" not in out)
+    assert "HBM bill" in out and "Check yourself" in out and "rror against float64" in out
+    assert not re.search(r"\b(simply|just|easy|easily|obviously|of course)\b", out, re.IGNORECASE)
+    assert agrees(out)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--n", "1", "--d", "1"),
+        ("--n", "33", "--d", "7", "--heads", "3", "--blocks", "5", "--seed", "7", "--device", "cpu"),
+    ],
+    ids=" ".join,
+)
+def test_unusual_sizes(name, flags):
+    status, out, err = run(name, *flags)
+    assert (status, err) == (0, "")
+    assert agrees(out)
+    assert max(map(len, out.splitlines())) <= report.WIDTH
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_commands_to_try_run(name):
+    commands = re.findall(r"^ +python (lessons/\S+\.py .*)$", short(name)[1], re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        script, *flags = shlex.split(command)
+        status, out, err = run(Path(script).name, *flags)
+        assert (status, err) == (0, "")
+        for value in ("64", "16"):
+            assert value in flags or len(flags) == 4  # the learner's own flags stay
+        assert out != short(name)[1]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_figures_and_picture(name, tmp_path):
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.svg"
+    status, out, err = run(name, "--n", "65", "--d", "16", "--json", str(figures), "--svg", str(picture))
+    assert (status, err) == (0, "")
+    read = json.loads(figures.read_text())
+    assert read.keys() >= KEYS
+    assert (read["lesson"], read["n"], read["d"], read["heads"]) == (name[:2], 65, 16, 1)
+    assert read["bills"] and read["errors"]
+    for bills in read["bills"].values():
+        predicted, counted = (Bill.from_json(json.dumps(bills[kind])) for kind in ("predicted", "counted"))
+        assert counted.diff(predicted) == []
+        assert counted.elements > 0 and counted.launches
+    assert all(0 <= error < 1e-4 for error in read["errors"].values())
+    assert [fault["kind"] for fault in read["faults"]] == FAULTS.get(name[:2], [])
+    assert all(isinstance(fault["line"], int) for fault in read["faults"])
+    text = picture.read_text(encoding="utf-8")
+    assert text.startswith("<svg") and f"lesson&#160;{name[:2]}" in text.replace(" ", "&#160;")
+    before, _, last = out.rpartition(" written: ")
+    assert str(picture) in last.replace("\n", "") and str(figures) in before[-500:].replace("\n", "")
+
+
+BAD_FILES = [
+    ("--json", "missing/x.json", "the folder of 'missing/x.json' does not exist"),
+    ("--svg", "missing/x.svg", "the folder of 'missing/x.svg' does not exist"),
+    ("--svg", "x.png", "end it in .svg or .html"),
+    ("--json", ".", "cannot be written"),
+    ("--json", "README/x.json", "cannot be written|does not exist"),
+]
+
+
+# --- bad flags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, flag, value, says",
+    [
+        ("00_cuda.py", "--n", "0", "give a whole number of 1 or more"),
+        ("01_memory_bound.py", "--n", "1e3", "give a whole number"),
+        ("02_naive.py", "--d", "257", "from 1 to 256"),
+        ("03_tiled.py", "--d", "0", "from 1 to 256"),
+        ("02_naive.py", "--heads", "-1", "from 1 to 65,535"),
+        ("03_tiled.py", "--heads", "65536", "from 1 to 65,535"),
+        ("00_cuda.py", "--blocks", "1025", "from 1 to 1,024"),
+        ("03_tiled.py", "--blocks", "0", "whole number of 1 or more"),
+        ("03_tiled.py", "--blocks", "33", "largest tile that fits is blocks=(32, 32)"),
+        ("02_naive.py", "--blocks", "128", "131,072 bytes of shared memory"),
+        ("02_naive.py", "--seed", "-1", "whole number of 0 or more"),
+        ("01_memory_bound.py", "--device", "tpu", "choose from"),
+        ("01_memory_bound.py", "--nn", "5", "unrecognized arguments"),
+        *[("02_naive.py", *bad) for bad in BAD_FILES],
+    ],
+)
+def test_bad_flags(name, flag, value, says):
+    status, out, err = run(name, flag, value)
+    assert (status, out) == (2, "")
+    assert err.startswith("usage: ") and "Traceback" not in err
+    assert re.search(says if "|" in says else re.escape(says), err.splitlines()[-1])
+    assert flag in err.splitlines()[-1]
+
+
+def test_a_device_that_is_not_there():
+    for flags, env, says in (
+        (("--device", "sim"), {}, "argument --device: device='sim' needs NUMBA_ENABLE_CUDASIM=1"),
+        ((), {"NUMBA_FLASH_DEVICE": "tpu"}, "environment variable NUMBA_FLASH_DEVICE: device='tpu' is unknown"),
+    ):
+        status, out, err = run("02_naive.py", *flags, env=environment(**env) | {"NUMBA_ENABLE_CUDASIM": "0"})
+        assert (status, out) == (2, "") and says in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_help(name):
+    status, out, err = run(name, "--help", env=environment(PYTHONIOENCODING="ascii"))
+    assert (status, err) == (0, "")
+    for flag in ("n", "d", "heads", "blocks", "seed", "device", "step", "svg", "json"):
+        assert f"--{flag}" in out
+
+
+# --- errors, the end of a pipe, Ctrl-C --------------------------------------------------------------------------------
+
+
+def test_an_error_of_numba_flash_is_one_line():
+    status, _, err = run("02_naive.py", "--n", "900000", "--d", "1", "--device", "cpu")
+    assert status == 1
+    assert re.fullmatch(r"02_naive\.py, line \d+: an array of shape \(1, 900000, 900000\) needs .* are free: .*\n", err)
+
+
+SCRIPT = """\
+from numba_flash import lesson
+import numba_flash as nf
+this = lesson.start("99 · test", stage="tiled")
+{line}
+"""
+
+
+@pytest.mark.parametrize(
+    "line, status, says",
+    [
+        ("nf.attention([1], [1], [1])", 1, r"script\.py, line 4: q=\[1\] is a list: .*\n"),
+        ("nf.predict('naive', n=-1, d=4)", 1, r"script\.py, line 4: n=-1 is too small.*\n"),
+        ("int('x')", 1, r"Traceback(?s:.*)ValueError: invalid literal.*\n"),
+        ("undefined", 1, r"Traceback(?s:.*)NameError: .*\n"),
+        ("raise KeyboardInterrupt", 130, r"\nstopped by Ctrl-C\n"),
+        ("raise SystemExit(3)", 3, ""),
+        ("", 0, ""),
+    ],
+)
+def test_the_way_out(tmp_path, line, status, says):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(line=line), encoding="utf-8")
+    done = subprocess.run([sys.executable, script], env=environment(), capture_output=True, encoding="utf-8")
+    assert done.returncode == status
+    assert re.fullmatch(says, done.stderr)
+
+
+@unix_only
+def test_a_reader_that_leaves_is_no_error():
+    with start("03_tiled.py", *SHORT) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+@unix_only
+@pytest.mark.parametrize("name, when", [("02_naive.py", "4. The run"), ("03_tiled.py", "1. The question")])
+def test_ctrl_c(name, when):
+    with start(name, "--n", "8000", "--device", "cpu", start_new_session=True) as process:
+        for line in process.stdout:
+            if when in line:
+                break
+        time.sleep(1)
+        asked = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert time.monotonic() - asked < 2
+    assert process.returncode == 130
+    assert err == "\nstopped by Ctrl-C\n"
+
+
+# --- --step -----------------------------------------------------------------------------------------------------------
+
+
+def test_step_without_a_terminal_does_not_wait():
+    name = "02_naive.py"
+    plain = short(name)[1]
+    assert run(name, *SHORT, "--step") == (0, plain, "")
+    assert run(name, *SHORT, "--step", stdin=subprocess.PIPE) == (0, plain, "")  # a pipe at its end
+
+
+@unix_only
+def test_step_with_standard_input_closed():
+    status, out, err = run("02_naive.py", *SHORT, "--step", stdin=None, preexec_fn=lambda: os.close(0))
+    assert (status, out, err) == (0, short("02_naive.py")[1], "")
+
+
+def on_a_terminal(name, *flags, keys):
+    """Run a lesson on a pseudo-terminal, type the next of `keys` at each prompt -> (status, all that was on screen)."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execve(sys.executable, [sys.executable, f"lessons/{name}", *flags], environment(TERM="xterm-256color"))
+    screen, typed = b"", 0
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        screen += part
+        while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
+            time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
+            os.write(terminal, keys[typed])
+            typed += 1
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), screen.decode()
+
+
+@unix_only
+def test_step_waits_on_a_terminal():
+    status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\n"] * 20)
+    parts = len(re.findall(r"^ \d+\. ", short("02_naive.py")[1], re.MULTILINE))
+    assert status == 0
+    assert screen.count(lesson.PROMPT) == parts - 1
+    assert "\x1b[" in screen  # bold and colour
+
+
+@unix_only
+def test_step_and_ctrl_d_goes_on_to_the_end():
+    status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\n", b"\x04"])
+    assert status == 0
+    assert screen.count(lesson.PROMPT) == 2
+    assert "Check yourself" in screen
+
+
+@unix_only
+def test_step_and_ctrl_c_leaves():
+    status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\x03"])
+    assert status == 130
+    assert screen.endswith("stopped by Ctrl-C\r\n") and "Traceback" not in screen
+
+
+# --- as a notebook ----------------------------------------------------------------------------------------------------
+
+NOTEBOOK = """\
+import linecache, re, sys
+cells = re.split(r"^# %%.*$", open(sys.argv[1], encoding="utf-8").read(), flags=re.MULTILINE)
+sys.argv = ["/somewhere/ipykernel_launcher.py", "-f", "/somewhere/kernel-1.json"]
+names = {"__name__": "__main__"}
+for number, cell in enumerate(cells):
+    file = f"<cell {number}>"
+    linecache.cache[file] = len(cell), None, cell.splitlines(keepends=True), file
+    exec(compile(cell, file, "exec"), names)
+assert sys.excepthook is sys.__excepthook__
+"""
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_opens_as_a_notebook(name):
+    command = [sys.executable, "-c", NOTEBOOK, os.path.join("lessons", name)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python -m numba_flash lessons {name[:2]} --" in done.stdout
+
+
+# --- the parts of lesson.py -------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def doubled(X, Y):
+    i = cuda.grid(1)
+    if i < X.shape[0]:  # the guard
+        Y[i] = 2 * X[i]
+        cuda.syncthreads()
+        cuda.syncthreads()  # a comment
+
+
+def test_without_takes_out_one_line_and_keeps_the_numbers():
+    x = np.ones(3, np.float32)
+    with pytest.raises(nf.errors.OutOfBounds) as caught:
+        nf.launch(lesson.without(doubled, "if i <"), 1, 4, x, x.copy(), device="cpu")
+    line = doubled.py_func.__code__.co_firstlineno + 4 if hasattr(doubled, "py_func") else caught.value.line
+    assert caught.value.line == line
+    assert f"test_lessons.py without line {line - 1}" in caught.value.file
+    with pytest.raises(ValueError, match="in 2 lines of doubled"):
+        lesson.without(doubled, "syncthreads", 3)
+    T, real = 4, float32
+
+    @cuda.jit
+    def shared(Y):
+        tile = cuda.shared.array(T, real)
+        t = cuda.threadIdx.x
+        tile[t] = t
+        cuda.syncthreads()
+        Y[t] = tile[T - 1 - t]
+
+    Y = np.empty(4, np.float32)
+    nf.launch(shared, 1, 4, Y, device="cpu", strict=True)
+    assert Y.tolist() == [3, 2, 1, 0]
+    with pytest.raises(nf.errors.KernelError):
+        nf.launch(lesson.without(shared, "syncthreads"), 1, 4, Y, device="cpu", strict=True)
+
+
+def test_listing_keeps_within_the_width():
+    moves, above = "    y = 1" + " " * 60 + "# a comment that fits when it moves", "    z = 2" * 6 + "  # " + "w" * 40
+    lines = ["if x:  # short", moves, above]
+    printed = [text.plain for text in lesson._listing(lines, 98, 80)]
+    assert [text[:6] for text in printed] == ["  98  ", "  99  ", "      ", " 100  "]
+    assert max(map(len, printed)) <= 80
+    assert [text.partition("#")[2] for text in printed][:2] == [" short", " a comment that fits when it moves"]
+
+
+def test_roofline():
+    lines = list(lesson.roofline(2.0, {"fast": 64.0, "slow": 8.0}, {"a": 1.0, "b": 32.0, "c": 100.0, "d": 100.0}))
+    assert max(map(len, lines)) <= 80
+    chart = "\n".join(lines)
+    assert all(chart.count(mark) == 1 for mark in "bcd")
+    roof = next(line for line in lines if line.startswith(" fast"))
+    assert all(mark in roof for mark in "bcd")  # at 32 operations a byte memory is as fast as the roof
+    rows = [next(at for at, line in enumerate(lines) if mark in line.partition("│")[2]) for mark in "ba"]
+    assert rows[1] - rows[0] == 5  # five doublings below
+    assert all(len(line) <= 60 for line in lesson.roofline(2.0, {"fast": 64.0}, {"a": 1.0}, width=60))
