@@ -184,8 +184,9 @@ smooth_shared = make_smooth_shared(B)
 this.source(smooth_shared)
 loads = N + 2 * (blocks - 1)
 this.text(f"""
-The block first copies its part of X into a tile in shared memory, B = {B:,} elements and a neighbour at each
-end (B2 is B + 2). Then every thread reads three elements of the tile, which is free.
+A tile is a small part of an array, copied into shared memory. Here the block first fills a tile with its part of
+X, B = {B:,} elements and a neighbour at each end (B2 is B + 2). Then every thread reads three elements of the
+tile, which is free.
 
 In between is a barrier: at `cuda.syncthreads()` a thread waits until all threads of its block have come that
 far. Only then is the tile complete.

@@ -219,7 +219,7 @@ def execute(function, call, state, name, blocks):
     try:
         if not done.wait(0.5):
             shown = 0
-            with progress(f"running {name}", blocks) as advance:
+            with progress(f"running {name}", blocks, after=1.5) as advance:
                 while not done.wait(0.1):
                     turn = int(state.words[access.TURN])
                     advance(turn - shown)
