@@ -43,7 +43,7 @@ def make_parser():
     parser = argparse.ArgumentParser(prog=PROGRAM, description="FlashAttention in plain Numba CUDA kernels.")
     parser.add_argument("--version", action="version", version=f"numba_flash {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    number = lesson._whole
+    number = lesson.whole_number
 
     def command(name, run, what):
         sub = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -96,7 +96,7 @@ def add_json(parser):
 def writable(path):
     """A path for --json, tried before the run."""
     try:
-        lesson._check_writable(None if path == "-" else path)
+        lesson.check_writable(None if path == "-" else path)
     except (ValueError, OSError) as error:
         raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
     return path
@@ -215,7 +215,7 @@ def count(flags, place):
     """Run the stage in a ledger on random input -> (Bill, out, (q, k, v, scale))."""
     keys = flags.n if flags.n_k is None else flags.n_k
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
-    q, k, v = bench.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
+    q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
     how = {"scale": scale, "blocks": flags.blocks, "return_lse": flags.return_lse, "device": place}
     with ledger() as counted:

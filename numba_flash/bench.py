@@ -19,17 +19,9 @@ from .errors import KernelError
 from .hbm.ledger import ledger
 from .hbm.predict import predict
 from .stages import STAGES
+from .testing import inputs
 
 N, GPU_N, SIMULATOR_N = 1024, 4096, 256
-
-
-def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
-    """Random q, k and v with σ(scale · q kᵀ) about 2.5 and the mean of v 1, so that wrong attention looks wrong."""
-    elements = math.prod(q_shape) + 2 * math.prod(k_shape)
-    refuse_if_too_large(2 * elements * np.dtype(dtype).itemsize, f"random input of shape {q_shape}", "cpu")
-    rng = np.random.default_rng(seed)
-    q, k, v = (rng.standard_normal(shape, np.dtype(dtype)) for shape in (q_shape, k_shape, k_shape))
-    return q * q.dtype.type(2.5), k, v + v.dtype.type(1)
 
 
 def run(n=None, d=64, repeats=5, simulator=True):

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from . import reference, report, testing
 from .attention import MAX_D
-from .engine.launch import device, refuse_if_too_large
+from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
@@ -52,8 +52,8 @@ def start(name, *, n=1024, d=64, heads=1, blocks=16, seed=0, stage=None, sizes="
     for what, check in (
         ("argument --blocks", lambda: stage and check_tile(stage, flags.blocks, "float32")),
         (where, lambda: device(flags.device)),
-        ("argument --json", lambda: _check_writable(flags.json)),
-        ("argument --svg", lambda: _check_writable(flags.svg, (".svg", ".html"))),
+        ("argument --json", lambda: check_writable(flags.json)),
+        ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
     ):
         try:
             check()
@@ -79,7 +79,7 @@ def _parser(name, values, stage):
         ("blocks", 1, None if stage else THREADS, f"side T of a tile of {stage}" if stage else "threads of a block"),
         ("seed", 0, None, "seed of the random input"),
     ):
-        kind, sign = _whole(least, most), flag[0].upper()
+        kind, sign = whole_number(least, most), flag[0].upper()
         help = f"{meaning} (default: %(default)s)"
         parser.add_argument(f"--{flag}", type=kind, default=values[flag], metavar=sign, help=help)
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
@@ -90,7 +90,7 @@ def _parser(name, values, stage):
     return parser
 
 
-def _whole(least, most):
+def whole_number(least, most):
     """The argparse type of an integer from `least` to `most`, or without an end."""
 
     def whole(text):
@@ -106,7 +106,7 @@ def _whole(least, most):
     return whole
 
 
-def _check_writable(path, suffixes=None):
+def check_writable(path, suffixes=None):
     """Find out before the run whether `path` can be written. ValueError where it cannot."""
     if path is None:
         return
@@ -215,31 +215,31 @@ class Lesson:
 
     @cached_property
     def inputs(self):
-        """q, k and v, (heads, N, d), float32, random: σ(scale·qkᵀ) is about 2.5, the mean of v 1.
-
-        With small scores all weights are about 1/N, with a zero mean all outputs about 0: what is wrong looks right.
-        """
+        """Random q, k and v, (heads, N, d), float32."""
         shape = (self.heads, self.n, self.d)
-        refuse_if_too_large(8 * 4 * self.heads * self.n * self.d, f"random input of shape {shape}", "cpu")
-        rng = np.random.default_rng(self.seed)
-        q, k, v = (rng.standard_normal(shape, np.float32) for _ in range(3))
-        return np.float32(2.5) * q, k, v + np.float32(1)
+        return testing.inputs(shape, shape, seed=self.seed)
 
     @cached_property
     def reference(self):
-        """The output in float64, some rows of queries at a time."""
+        """The output in float64."""
+        out = np.empty(self.inputs[0].shape)
+        for place, part in self._parts_of_input():
+            out[place] = reference.attention(*part)[0]
+        return out
+
+    def _parts_of_input(self):
+        """Some rows of q with the k and v of their head: what float64 NumPy can take without S as a whole."""
         q, k, v = self.inputs
-        out = np.empty(q.shape)
         for h in range(self.heads):
             for i in range(0, self.n, ROWS):
-                out[h, i : i + ROWS] = reference.attention(q[h, i : i + ROWS], k[h], v[h])[0]
-        return out
+                place = h, slice(i, i + ROWS)
+                yield place, (q[place], k[h], v[h])
 
     def exact(self, stage, out, naive=None):
         """How exact `out` is -> report.error_line. naive: the output of the stage `naive`, which is the yardstick."""
         error = self._error(stage, out)
         if naive is None:
-            return report.error_line(error, bound=testing.naive_bound(*self.inputs))
+            return report.error_line(error, bound=max(testing.naive_bound(*part) for _, part in self._parts_of_input()))
         yardstick = self._error("naive", naive)
         return report.error_line(error, naive=yardstick, bound=testing.bound(self.reference, yardstick))
 

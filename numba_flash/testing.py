@@ -9,6 +9,7 @@ Exact means: as good as the textbook algorithm in the same precision. `assert_ex
 """
 
 import contextvars
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import reference
+from .engine.launch import refuse_if_too_large
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,18 @@ def assert_exact(fn, *, cases=None, dtype="float32"):
         if fault:
             shapes = f"q {case.q.shape}, k and v {case.k.shape}, scale {case.scale:.6g}, {dtype}"
             raise AssertionError(f"case {case.name!r} ({shapes}): {fault}") from cause
+
+
+def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
+    """Random q, k and v of these shapes, σ(scale · Q Kᵀ) about 2.5 and the mean of v 1, so that wrong looks wrong.
+
+    With small scores all weights are about 1/N, with a zero mean all outputs about 0. Raises OutOfMemory.
+    """
+    elements = math.prod(q_shape) + 2 * math.prod(k_shape)
+    refuse_if_too_large(2 * elements * np.dtype(dtype).itemsize, f"random input of shape {q_shape}", "cpu")
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(shape, np.dtype(dtype)) for shape in (q_shape, k_shape, k_shape))
+    return q * q.dtype.type(2.5), k, v + v.dtype.type(1)
 
 
 def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0):

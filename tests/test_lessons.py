@@ -269,34 +269,42 @@ def test_step_without_a_terminal_does_not_wait():
 
 @unix_only
 def test_step_with_standard_input_closed():
-    status, out, err = run("02_naive.py", *SHORT, "--step", stdin=None, preexec_fn=lambda: os.close(0))
-    assert (status, out, err) == (0, short("02_naive.py")[1], "")
+    command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "lessons/02_naive.py", *SHORT, "--step"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout, done.stderr) == (0, short("02_naive.py")[1], "")
+
+
+TAKE_TERMINAL = """\
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def on_a_terminal(name, *flags, keys):
     """Run a lesson on a pseudo-terminal, type the next of `keys` at each prompt -> (status, all that was on screen)."""
-    import pty
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, f"lessons/{name}", *flags]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), its_end)
+    env = environment(TERM="xterm-256color")
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams) as process:
+        os.close(its_end)
+        screen, typed = b"", 0
+        while part := _read(terminal):
+            screen += part
+            while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
+                time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
+                os.write(terminal, keys[typed])
+                typed += 1
+        os.close(terminal)
+    return process.returncode, screen.decode()
 
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(ROOT)
-        os.execve(sys.executable, [sys.executable, f"lessons/{name}", *flags], environment(TERM="xterm-256color"))
-    screen, typed = b"", 0
-    while True:
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        screen += part
-        while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
-            time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
-            os.write(terminal, keys[typed])
-            typed += 1
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(status), screen.decode()
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""
 
 
 @unix_only

@@ -289,7 +289,7 @@ def test_a_difference_or_a_wrong_result_is_exit_status_1(run, monkeypatch):
 
 
 def test_the_error_is_that_of_the_whole_however_many_rows_are_compared_at_once(monkeypatch):
-    q, k, v = cli.bench.inputs((1, 2, 50, 8), (1, 1, 30, 8))
+    q, k, v = cli.exactness.inputs((1, 2, 50, 8), (1, 1, 30, 8))
     scale = float(np.float32(0.3))
     naive, tiled = (nf.attention(q, k, v, stage=stage, scale=scale, device="cpu") for stage in ("naive", "tiled"))
     expected = reference.attention(q, k, v, scale)[0]

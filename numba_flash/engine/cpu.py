@@ -35,6 +35,7 @@ _fresh = {}  # id of an array made by `empty` and not yet filled -> weak referen
 
 POISON = 0xFF  # NaN in every float type
 INTEGER_POISON = 0xA5
+WORKER_STACK = 64 * 2**20  # the compiler recurses deeply, and some systems give threads half a MiB
 
 
 def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=None, block_order=None):
@@ -182,15 +183,15 @@ def compiled(program, call):
     path = cache.write(program.name, program.source)
     was_cached = path is not None and cache.holds(path)
     try:
-        with progress(f"compiling {program.name}"):
-            return build(program, signature, path)
+        return in_worker(lambda: build(program, signature, path), f"compiling {program.name}")
     except NumbaError as error:
         raise translated(program, error) from error
     except Exception:
         if not was_cached:
             raise
         cache.forget(path)
-        return build(program, signature, cache.write(program.name, program.source))
+        path = cache.write(program.name, program.source)
+        return in_worker(lambda: build(program, signature, path), f"compiling {program.name}")
 
 
 def build(program, signature, path):
@@ -203,33 +204,53 @@ def build(program, signature, path):
 
 
 def execute(function, call, state, name, blocks):
-    """Run compiled code in a worker thread, so that Ctrl-C and the progress bar work in this one."""
-    done = threading.Event()
-    trouble = []
+    """Run compiled code over the grid; an interrupt stops it at the next turn of a loop or the next barrier."""
 
-    def work():
+    def stop():
+        state.words[access.STOP] = 1
+
+    in_worker(lambda: function(*call), f"running {name}", blocks, lambda: int(state.words[access.TURN]), stop)
+
+
+def in_worker(work, description, total=None, turn=None, stop=None):
+    """`work()`, done by another thread, so that Ctrl-C and the progress bar work in this one.
+
+    `stop` makes the work end soon, and an interrupt waits for that. Without it, the compiler's case, the interrupt
+    leaves the work to finish by itself.
+    """
+    done, outcome = threading.Event(), []
+
+    def run():
         try:
-            function(*call)
+            outcome.append((work(), None))
         except BaseException as error:
-            trouble.append(error)
+            outcome.append((None, error))
         finally:
             done.set()
 
-    threading.Thread(target=work, daemon=True).start()
+    usual = threading.stack_size(WORKER_STACK)
+    try:
+        threading.Thread(target=run, daemon=stop is not None).start()
+    finally:
+        threading.stack_size(usual)
     try:
         if not done.wait(0.5):
             shown = 0
-            with progress(f"running {name}", blocks, after=1.5) as advance:
+            with progress(description, total, after=1.5) as advance:
                 while not done.wait(0.1):
-                    turn = int(state.words[access.TURN])
-                    advance(turn - shown)
-                    shown = turn
+                    if turn:
+                        now = turn()
+                        advance(now - shown)
+                        shown = now
     except BaseException:
-        state.words[access.STOP] = 1
-        done.wait()
+        if stop:
+            stop()
+            done.wait()
         raise
-    if trouble:
-        raise trouble[0]
+    result, error = outcome[0]
+    if error:
+        raise error
+    return result
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
