@@ -52,7 +52,7 @@ def make_parser():
 
     sub = command("lessons", lessons, "list the lessons, or run one")
     sub.add_argument("lesson", nargs="?", help="number or name: 02, 2, naive, 02_naive")
-    sub.add_argument("flags", nargs=argparse.REMAINDER, help="passed on to the lesson; --help lists them")
+    sub.add_argument("flags", nargs=argparse.REMAINDER, help="passed on to the lesson, which lists them for --help")
 
     sub = command("bill", bill, "predict and count what a stage moves to and from HBM")
     sub.add_argument("--stage", choices=STAGES, default=list(STAGES)[-1], help="default: %(default)s")
@@ -122,7 +122,7 @@ def lessons(flags):
     files = lesson_files()
     if not flags.lesson:
         rows = [[file.stem[:2], title(file)] for file in files]
-        how = f"Run one by its number or its name; --help behind it lists its flags:\n   {PROGRAM} lessons 02 --n 256"
+        how = f"Run one by its number or its name; add --help for its flags:\n   {PROGRAM} lessons 02 --n 256"
         show([report.table(["lesson", "title"], rows), "", report.prose(how)])
         return 0
     return run_lesson(chosen(flags.lesson, files), flags.flags)
@@ -196,7 +196,7 @@ def bill(flags):
     page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
     page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, below=below), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
-    page += [report.table(["floating-point operations", "a byte of HBM"], [[operations, a_byte]])]
+    page += [report.table(["floating-point operations", "FLOP per byte of HBM"], [[operations, a_byte]])]
     show(page, figures, flags.json)
     return 0 if good else 1
 

@@ -44,7 +44,7 @@ def examine():
         chosen_device(),
         gpus(),
         *versions(),
-        *(conflicts() or [Check("conflicts", OK, "none of those known")]),
+        *(conflicts() or [Check("conflicts", OK, "none that is known")]),
         kernel_cache(),
         profiler(),
         Check("cores", OK, f"{usable_cores()} of {os.cpu_count()} usable"),
@@ -88,7 +88,8 @@ def chosen_device():
 
 def gpus():
     if not gpu_count():
-        return Check("GPU", OK, "the NVIDIA driver sees none; nothing here needs one")
+        why = "no NVIDIA driver is installed" if gpu_count() is None else "the NVIDIA driver reports no GPU"
+        return Check("GPU", OK, f"{why}; nothing here needs one")
     return Check("GPU", OK, f"{gpu_count()} seen by the driver: {gpu_names() or 'nvidia-smi does not name them'}")
 
 

@@ -236,50 +236,49 @@ def watch(context, builder, tensor_type, tensor, pointer, bad, site, access):
     itemsize = context.get_abi_sizeof(context.get_data_type(tensor_type.dtype))
     with builder.if_then(builder.not_(bad)):
         distance = builder.sub(builder.ptrtoint(pointer, I64), tensor.base)
-        shadow = builder.gep(
-            tensor.shadow, [builder.mul(builder.sdiv(distance, constant(itemsize)), constant(SHADOW_WORDS))]
-        )
-        signature = types.void(types.CPointer(types.int64), types.CPointer(types.int32), *[types.int64] * 3)
+        element = builder.sdiv(distance, constant(itemsize))
+        signature = types.void(types.CPointer(types.int64), types.CPointer(types.int32), *[types.int64] * 4)
         tag = builder.ashr(tensor.tag, constant(1))
-        arguments = [tensor.state, shadow, tag, constant(site), constant(access)]
+        arguments = [tensor.state, tensor.shadow, element, tag, constant(site), constant(access)]
         context.compile_internal(builder, touch, signature, arguments)
 
 
 @register_jitable
-def blame(state, kind, site, tag, other_site, other_block, other_thread):
+def blame(state, kind, site, tag, element, other_site, other_block, other_thread):
     """Keep the first error; but a race explains why memory was read before it was written, so it replaces that."""
     if state[KIND] == 0 or (kind == RACE and state[KIND] == UNINITIALIZED and state[TENSOR] == tag):
-        state[KIND], state[SITE], state[TENSOR] = kind, site, tag
+        state[KIND], state[SITE], state[TENSOR], state[INDEX] = kind, site, tag, element
         state[BLOCK], state[THREAD] = state[NOW_BLOCK], state[NOW_THREAD]
         state[OTHER_SITE], state[OTHER_BLOCK], state[OTHER_THREAD] = other_site, other_block, other_thread
         state[STOP] = kind == RACE
 
 
-def touch(state, shadow, tag, site, access):
-    """Record one access of one element; a race or a read of memory that nothing wrote becomes the launch's error.
+def touch(state, shadow, element, tag, site, access):
+    """Record one access of one element; a race, or a read of memory that nothing wrote, becomes the launch's error.
 
     A phase is the time between two barriers of one block. For each kind of access the element keeps two threads of the
     current phase and two blocks of the launch: whatever a later access conflicts with, it conflicts with one of these.
     """
+    base = element * SHADOW_WORDS
     block, thread, phase = state[NOW_BLOCK], state[NOW_THREAD], state[PHASE]
-    if access != WRITE and shadow[WRITTEN] < 0:
-        blame(state, UNINITIALIZED, site, tag, 0, 0, 0)
+    if access != WRITE and shadow[base + WRITTEN] < 0:
+        blame(state, UNINITIALIZED, site, tag, element, 0, 0, 0)
     if access != READ:
-        shadow[WRITTEN] = 1
+        shadow[base + WRITTEN] = 1
     for other in range(3):
         if access == other and access != WRITE:
             continue
-        at = other * RECORD
+        at = base + other * RECORD
         if shadow[at + EPOCH] == phase:
             if shadow[at + FIRST] != thread:
-                blame(state, RACE, site, tag, shadow[at + FIRST_SITE], block, shadow[at + FIRST])
+                blame(state, RACE, site, tag, element, shadow[at + FIRST_SITE], block, shadow[at + FIRST])
             elif shadow[at + SECOND] >= 0:
-                blame(state, RACE, site, tag, shadow[at + SECOND_SITE], block, shadow[at + SECOND])
+                blame(state, RACE, site, tag, element, shadow[at + SECOND_SITE], block, shadow[at + SECOND])
         if shadow[at + BLOCK_A] >= 0 and shadow[at + BLOCK_A] != block:
-            blame(state, RACE, site, tag, shadow[at + SITE_A], shadow[at + BLOCK_A], -1)
+            blame(state, RACE, site, tag, element, shadow[at + SITE_A], shadow[at + BLOCK_A], -1)
         elif shadow[at + BLOCK_B] >= 0 and shadow[at + BLOCK_B] != block:
-            blame(state, RACE, site, tag, shadow[at + SITE_B], shadow[at + BLOCK_B], -1)
-    at = access * RECORD
+            blame(state, RACE, site, tag, element, shadow[at + SITE_B], shadow[at + BLOCK_B], -1)
+    at = base + access * RECORD
     if shadow[at + EPOCH] != phase:
         shadow[at + EPOCH], shadow[at + FIRST], shadow[at + FIRST_SITE], shadow[at + SECOND] = phase, thread, site, -1
     elif shadow[at + FIRST] != thread and shadow[at + SECOND] < 0:

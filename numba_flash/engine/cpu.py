@@ -5,6 +5,7 @@ memory is an error that names the line, the block and the thread. In strict mode
 errors too.
 """
 
+import math
 import re
 import threading
 import warnings
@@ -60,7 +61,9 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
             *program.integers.values(), *arguments)  # fmt: skip
     execute(compiled(program, call), call, state, program.name, blocks)
     if state.words[access.KIND]:
-        raise failure(program, state.words, grid, block)
+        shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
+        shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
+        raise failure(program, state.words, grid, block, shapes)
     for value in args:
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.itemsize < 4:
             _fresh.pop(id(value), None)  # the kernel may well have stored the poison itself
@@ -133,13 +136,13 @@ def check_shared(program, shared_bytes):
     if static > STATIC_SHARED:
         listed = ", ".join(f"{array.name}{list(shape)}" for array, shape in arrays if 0 not in shape)
         raise SharedMemoryError(
-            f"{program.name} asks for {static:,} B of shared memory a block ({listed}); "
+            f"{program.name} asks for {static:,} B of shared memory per block ({listed}); "
             f"the device has {STATIC_SHARED:,} B: use smaller tiles",
             kernel=program.name,
         )
     if static + shared_bytes > DYNAMIC_SHARED:
         raise SharedMemoryError(
-            f"{program.name} asks for {static + shared_bytes:,} B of static and dynamic shared memory a block; "
+            f"{program.name} asks for {static + shared_bytes:,} B of static and dynamic shared memory per block; "
             f"the device has {DYNAMIC_SHARED:,} B: lower shared_bytes={shared_bytes}",
             kernel=program.name,
         )
@@ -165,7 +168,7 @@ def block_memory(program, block, shared_bytes, state, first_tag, strict):
 
 
 def thread_table(block, order=None):
-    """One row a thread, in the order they are stepped: x, y, z, number."""
+    """One row per thread, in the order they are stepped: x, y, z, number."""
     z, y, x = np.indices(block[::-1]).reshape(3, -1)
     table = np.stack([x, y, z, np.arange(x.size)], axis=1).astype(np.int64)
     return table if order is None else np.ascontiguousarray(table[order])
@@ -278,7 +281,7 @@ def position(number, extent):
     return number % extent[0], number // extent[0] % extent[1], number // (extent[0] * extent[1])
 
 
-def failure(program, words, grid, block):
+def failure(program, words, grid, block, shapes):
     """The error that the kernel recorded."""
     w = [int(word) for word in words]
     kind = w[access.KIND]
@@ -297,21 +300,31 @@ def failure(program, words, grid, block):
         )
     if kind == access.READ_ONLY:
         return OutOfBounds(f"{place}: a store to {tensor}, which is read-only: pass a writable array", **details)
+    element = element_name(tensor, w[access.INDEX], shapes[w[access.TENSOR]])
     if kind == access.UNINITIALIZED:
-        return UninitializedRead(f"{place}: reads an element of {tensor} that nothing has written", **details)
+        return UninitializedRead(f"{place}: reads {element}, which nothing has written", **details)
     other = program.sites[w[access.OTHER_SITE]]
-    who = f"thread {position(w[access.OTHER_THREAD], block)}"
     if w[access.OTHER_THREAD] < 0:
         who = f"block {position(w[access.OTHER_BLOCK], grid)}"
-        advice = "blocks of one launch run in any order: give each its own elements, or use cuda.atomic"
+        advice = "in the same launch: blocks run in any order, so give each its own elements, or use cuda.atomic"
     else:
-        advice = "put cuda.syncthreads() between the two, or use cuda.atomic"
+        who = f"thread {position(w[access.OTHER_THREAD], block)}"
+        advice = "with no barrier between: put cuda.syncthreads() between the two"
     verb = {"loads": "reads", "stores": "writes", "atomics": "updates"}
     return RaceDetected(
-        f"{place}: {verb[site.kind]} an element of {tensor} that {who} {verb[other.kind]} in line {other.line} "
-        f"with no barrier between: {advice}",
+        f"{place}: {verb[site.kind]} {element}, which {who} {verb[other.kind]} in line {other.line} {advice}",
         **details,
     )
+
+
+def element_name(tensor, number, shape):
+    """ "Q_i[1, 2]" for element `number` of a contiguous array; without a shape only "an element of Q_i"."""
+    if not shape:
+        return f"an element of {tensor}"
+    if 0 in shape:  # dynamic shared memory, whose size the launch says
+        return f"{tensor}[{number}]"
+    index = np.unravel_index(number % math.prod(shape), shape)  # local arrays of all threads lie one after another
+    return f"{tensor}[{', '.join(map(str, index))}]"
 
 
 def divergence(program, w, block, where):

@@ -187,7 +187,7 @@ def _opt_in(kernel, launched, values, shared_bytes):
     static = compiled.shared_mem_per_block
     if static + shared_bytes > gpu.dynamic_shared:
         raise errors.SharedMemoryError(
-            f"kernel {_name(kernel)!r} asks for {static + shared_bytes:,} bytes of shared memory a block ({static:,} "
+            f"kernel {_name(kernel)!r} asks for {static + shared_bytes:,} bytes of shared memory per block ({static:,} "
             f"static, {shared_bytes:,} dynamic); {gpu.name} has {gpu.dynamic_shared:,}",
             kernel=_name(kernel),
         )
@@ -285,8 +285,8 @@ def _driver_error(kernel, error):
 
 def _static_shared(kernel, needed, there):
     return errors.SharedMemoryError(
-        f"kernel {_name(kernel)!r} asks for {needed:,} bytes of static shared memory a block; there are {there:,}, and "
-        "more only as dynamic shared memory (shared_bytes=)",
+        f"kernel {_name(kernel)!r} asks for {needed:,} bytes of static shared memory per block; there are {there:,}, "
+        "and more only as dynamic shared memory (shared_bytes=)",
         kernel=_name(kernel),
     )
 

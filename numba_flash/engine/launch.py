@@ -37,7 +37,7 @@ def gpu_problem():
     if numba.config.ENABLE_CUDASIM:
         return "NUMBA_ENABLE_CUDASIM is set, which replaces the GPU by Numba's simulator"
     if not gpu_count():
-        return "the NVIDIA driver reports no GPU"
+        return "no NVIDIA driver is installed" if gpu_count() is None else "the NVIDIA driver reports no GPU"
     if importlib.util.find_spec("numba_cuda") is None:
         return "a GPU is there, but the package numba-cuda is not: pip install 'numba_flash[cu13]' (or [cu12])"
     return numpy_conflict()
@@ -56,7 +56,7 @@ def numpy_conflict():
 
 @cache
 def gpu_count():
-    """The number of GPUs that the CUDA driver sees; 0 without a driver."""
+    """The number of GPUs that the CUDA driver sees; None without a driver."""
     for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"):
         try:
             driver = ctypes.CDLL(name)
@@ -65,7 +65,8 @@ def gpu_count():
         count = ctypes.c_int(0)
         if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
             return count.value
-    return 0
+        return 0
+    return None
 
 
 def device(name=None):
@@ -107,7 +108,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     """Run one unmodified `@cuda.jit` kernel and, inside `ledger()`, count its HBM loads and stores.
 
     grid, block: int or tuple of up to three. args: NumPy or device arrays of at least one axis, NumPy or Python
-    numbers, tuples of numbers. shared_bytes: dynamic shared memory a block. device: "gpu", "cpu", "sim" or None (see
+    numbers, tuples of numbers. shared_bytes: dynamic shared memory per block. device: "gpu", "cpu", "sim" or None (see
     `device`). strict: find races and reads of unwritten memory too, on the CPU engine (default: NUMBA_FLASH_STRICT=1).
     On a GPU this is `kernel[grid, block, 0, shared_bytes](*args)`; a kernel launched that way is not counted.
     Raises TypeError or ValueError for a launch that no device accepts, and the errors of `numba_flash.errors`.

@@ -66,12 +66,12 @@ def closed_form(stage, blocks=None):
 
 
 def softmax(N, M):
-    """One thread a row of S, three passes over it: maximum; sum of exp; exp / sum to P."""
+    """One thread per row of S, three passes over it: maximum; sum of exp; exp / sum to P."""
     return Kernel(loads={"S": 3 * N * M}, stores={"P": N * M}, flops=N * M * (1 + 3 + 3))
 
 
 def logsumexp(p):
-    """One thread a row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
+    """One thread per row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
     N, M = p.N, p.M
     form = Kernel(loads={"S": 2 * N * M}, stores={"L": N}, flops=N * M * (1 + 3) + (2 * N if M else 0))
     return {"logsumexp": form} if p.return_lse else {}
@@ -79,7 +79,7 @@ def logsumexp(p):
 
 @closed_form("naive")
 def naive(p):
-    """One thread an element of S, then of O, each with its own pass over a row and a column in HBM."""
+    """One thread per element of S, then of O, each with its own pass over a row and a column in HBM."""
     N, M, d = p.N, p.M, p.d
     return {
         "scores": Kernel({"Q": N * M * d, "K": N * M * d}, {"S": N * M}, flops=N * M * (2 * d + 1)),
@@ -91,7 +91,7 @@ def naive(p):
 
 @closed_form("tiled", blocks=(16, 16))
 def tiled(p):
-    """One T×T tile of S, then of O, a block of threads; the operands pass through shared T×T tiles.
+    """One T×T tile of S, then of O, per block of threads; the operands pass through shared T×T tiles.
 
     A tile at the edge loads only what is there, but every thread multiplies through the whole tile, zeros included.
     """

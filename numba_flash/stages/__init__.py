@@ -35,14 +35,11 @@ class Stage:
 def _ladder():
     from . import naive, tiled
 
-    return [
-        Stage(
-            "naive", "One thread an element, every operand from HBM", "nothing: the start", "Algorithm 0", naive.forward
-        ),
-        Stage(
-            "tiled", "Operands come through shared tiles", "the re-reads of Q, K, V and P", "Algorithm 0", tiled.forward
-        ),
-    ]
+    rows = (
+        ("naive", "One thread per element, every operand from HBM", "nothing: the start", "Algorithm 0", naive),
+        ("tiled", "Operands come through shared tiles", "the re-reads of Q, K, V and P", "Algorithm 0", tiled),
+    )
+    return [Stage(name, title, deletes, paper, module.forward) for name, title, deletes, paper, module in rows]
 
 
 STAGES = {stage.name: stage for stage in _ladder()}

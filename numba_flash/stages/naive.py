@@ -1,6 +1,6 @@
 """Stage `naive`: attention as its formula reads, S = scale·QKᵀ, P = softmax(S), O = PV, each a kernel of its own.
 
-One thread an output element; every operand comes from HBM each time it is used. For one head, N queries, M keys:
+One thread per output element; every operand comes from HBM each time it is used. For one head, N queries, M keys:
 
     scores     loads Q NMd, K NMd      stores S NM
     softmax    loads S 3NM             stores P NM
@@ -21,7 +21,7 @@ from . import numba_type, tiles
 
 @cache
 def make_scores(real):
-    """S = scale · QKᵀ: one thread a score."""
+    """S = scale · QKᵀ: one thread per score."""
 
     @cuda.jit
     def scores(Q, K, S, scale):
@@ -39,7 +39,7 @@ def make_scores(real):
 
 @cache
 def make_softmax(real):
-    """P = softmax(S), row by row: one thread a row, three passes over it."""
+    """P = softmax(S), row by row: one thread per row, three passes over it."""
 
     @cuda.jit
     def softmax(S, P):
@@ -60,7 +60,7 @@ def make_softmax(real):
 
 @cache
 def make_output(real):
-    """O = PV: one thread an element of O."""
+    """O = PV: one thread per element of O."""
 
     @cuda.jit
     def output(P, V, O):
@@ -78,7 +78,7 @@ def make_output(real):
 
 @cache
 def make_logsumexp(real):
-    """L = m + log l, the logarithm of each row's softmax denominator: one thread a row. No keys: L = −∞."""
+    """L = m + log l, the logarithm of each row's softmax denominator: one thread per row. No keys: L = −∞."""
 
     @cuda.jit
     def logsumexp(S, L):
@@ -97,7 +97,7 @@ def make_logsumexp(real):
 
 
 TILE = 16  # threads along each side of a block
-ROWS = 64  # threads of a block of one-thread-a-row kernels
+ROWS = 64  # threads of a block of kernels with one thread per row
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):

@@ -35,7 +35,7 @@ def make_load_or_zero(real):
 
 @cache
 def make_scores(T, real):
-    """S = scale · QKᵀ: one T×T tile of S a block."""
+    """S = scale · QKᵀ: one T×T tile of S per block."""
     load_or_zero = make_load_or_zero(real)
 
     @cuda.jit
@@ -63,7 +63,7 @@ def make_scores(T, real):
 
 @cache
 def make_output(T, real):
-    """O = PV: one T×T tile of O a block."""
+    """O = PV: one T×T tile of O per block."""
     load_or_zero = make_load_or_zero(real)
 
     @cuda.jit

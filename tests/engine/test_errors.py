@@ -151,6 +151,7 @@ def test_races(name):
     error = provoke(RaceDetected, kernel, grid, block, *args, strict=True)
     if "barrier" in name:
         assert f"line {line_of(kernel, 'too early')}" in str(error)
+        assert "tile[2]" in str(error) if name == "no barrier" else "tile[" in str(error)
     check_place(error, kernel, tensor, at_block, at_thread)
 
 
@@ -173,6 +174,7 @@ def test_reads_of_memory_that_nothing_wrote(name):
     kernel, tensor = UNWRITTEN[name]
     nf.launch(kernel, 1, 4, np.zeros(4, np.int32), device="cpu")
     error = provoke(UninitializedRead, kernel, 1, 4, np.zeros(4, np.int32), strict=True)
+    assert {"tile": "tile[0, 1]", "row": "row[3]"}[tensor] in str(error)
     check_place(error, kernel, tensor, (0, 0, 0), (0, 0, 0))
 
 
@@ -182,6 +184,7 @@ def test_reads_of_a_fresh_output(dtype):
     B[:2] = 0
     error = provoke(UninitializedRead, kernels.accumulate, 1, 4, A, B, strict=True)
     check_place(error, kernels.accumulate, "B", (0, 0, 0), (2, 0, 0))
+    assert "B[2]" in str(error)
     B[:] = 0
     nf.launch(kernels.accumulate, 1, 4, A, B, device="cpu", strict=True)
     assert np.array_equal(B, A)
