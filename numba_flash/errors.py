@@ -2,7 +2,7 @@
 
 
 class KernelError(RuntimeError):
-    """A kernel did something that a GPU would answer with garbage, a hang or a crash.
+    """A kernel did something that CUDA does not promise to work, or that hides a bug.
 
     Attributes (None where they do not apply): `kernel` its name; `file` and `line` of the faulty statement; `block` and
     `thread`, three-tuples (x, y, z); `tensor`, the kernel's name for the array.
@@ -15,7 +15,10 @@ class KernelError(RuntimeError):
 
 
 class BarrierDivergence(KernelError):
-    """Some threads of a block wait at a barrier that the others never reach."""
+    """Some threads of a block wait at a barrier that the others never reach.
+
+    To return before a barrier counts too, although GPUs since Volta do not wait for threads that have returned.
+    """
 
 
 class OutOfBounds(KernelError, IndexError):

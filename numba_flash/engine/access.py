@@ -38,8 +38,8 @@ DUMMY, STATE_WORDS = 16, 20  # 16-byte element that absorbs faulty accesses
 OUT_OF_BOUNDS, READ_ONLY, DIVERGENCE, RACE, UNINITIALIZED = 1, 2, 3, 4, 5  # values of KIND
 
 # The shadow of one element in strict mode: three records (read, written, atomic) of who touched it, then WRITTEN.
-EPOCH, FIRST, FIRST_SITE, SECOND, SECOND_SITE, BLOCK_A, SITE_A, BLOCK_B, SITE_B = range(9)
-RECORD, WRITTEN, SHADOW_WORDS = 9, 27, 28
+EPOCH, THREAD_THEN, SITE_THEN, FIRST_BLOCK, FIRST_SITE = range(5)
+RECORD, WRITTEN, SHADOW_WORDS = 5, 15, 16
 READ, WRITE, ATOMIC = 0, 1, 2  # kinds of access
 
 
@@ -99,9 +99,11 @@ class State:
 
 
 class Tensor:
-    """One array as a kernel sees it. `tag` numbers it for error messages; `counts` has one word a source site."""
+    """One array as a kernel sees it. `tag` numbers it for error messages; `counts` has one word per source site;
+    `shadow` has the history of the elements from address `base` on.
+    """
 
-    def __init__(self, array, state, tag, space, counts=None, shadow=None):
+    def __init__(self, array, state, tag, space, counts=None, shadow=None, base=0):
         layout = "C" if array.flags.c_contiguous else "A"
         self.numba_type = TensorType(typeof(array).dtype, array.ndim, layout, space, shadow is not None)
         self.keep_alive = array, state, counts, shadow
@@ -111,7 +113,7 @@ class Tensor:
         if space == "global":
             fields.append(counts.ctypes.data)
         if shadow is not None:
-            fields += [shadow.ctypes.data, np.lib.array_utils.byte_bounds(array)[0]]
+            fields += [shadow.ctypes.data, base]
         self.fields = np.array(fields, np.int64)
 
 
@@ -256,8 +258,9 @@ def blame(state, kind, site, tag, element, other_site, other_block, other_thread
 def touch(state, shadow, element, tag, site, access):
     """Record one access of one element; a race, or a read of memory that nothing wrote, becomes the launch's error.
 
-    A phase is the time between two barriers of one block. For each kind of access the element keeps two threads of the
-    current phase and two blocks of the launch: whatever a later access conflicts with, it conflicts with one of these.
+    A phase is the time between two barriers of one block. For each kind of access the element keeps the first thread of
+    the current phase and the first block of the launch. That is enough, since threads and blocks run one after another:
+    if the first is the one that asks, nobody else has been here.
     """
     base = element * SHADOW_WORDS
     block, thread, phase = state[NOW_BLOCK], state[NOW_THREAD], state[PHASE]
@@ -269,24 +272,15 @@ def touch(state, shadow, element, tag, site, access):
         if access == other and access != WRITE:
             continue
         at = base + other * RECORD
-        if shadow[at + EPOCH] == phase:
-            if shadow[at + FIRST] != thread:
-                blame(state, RACE, site, tag, element, shadow[at + FIRST_SITE], block, shadow[at + FIRST])
-            elif shadow[at + SECOND] >= 0:
-                blame(state, RACE, site, tag, element, shadow[at + SECOND_SITE], block, shadow[at + SECOND])
-        if shadow[at + BLOCK_A] >= 0 and shadow[at + BLOCK_A] != block:
-            blame(state, RACE, site, tag, element, shadow[at + SITE_A], shadow[at + BLOCK_A], -1)
-        elif shadow[at + BLOCK_B] >= 0 and shadow[at + BLOCK_B] != block:
-            blame(state, RACE, site, tag, element, shadow[at + SITE_B], shadow[at + BLOCK_B], -1)
+        if shadow[at + EPOCH] == phase and shadow[at + THREAD_THEN] != thread:
+            blame(state, RACE, site, tag, element, shadow[at + SITE_THEN], block, shadow[at + THREAD_THEN])
+        if shadow[at + FIRST_BLOCK] >= 0 and shadow[at + FIRST_BLOCK] != block:
+            blame(state, RACE, site, tag, element, shadow[at + FIRST_SITE], shadow[at + FIRST_BLOCK], -1)
     at = base + access * RECORD
     if shadow[at + EPOCH] != phase:
-        shadow[at + EPOCH], shadow[at + FIRST], shadow[at + FIRST_SITE], shadow[at + SECOND] = phase, thread, site, -1
-    elif shadow[at + FIRST] != thread and shadow[at + SECOND] < 0:
-        shadow[at + SECOND], shadow[at + SECOND_SITE] = thread, site
-    if shadow[at + BLOCK_A] < 0:
-        shadow[at + BLOCK_A], shadow[at + SITE_A] = block, site
-    elif shadow[at + BLOCK_A] != block:
-        shadow[at + BLOCK_B], shadow[at + SITE_B] = block, site
+        shadow[at + EPOCH], shadow[at + THREAD_THEN], shadow[at + SITE_THEN] = phase, thread, site
+    if shadow[at + FIRST_BLOCK] < 0:
+        shadow[at + FIRST_BLOCK], shadow[at + FIRST_SITE] = block, site
 
 
 # --- what a rewritten kernel calls ------------------------------------------------------------------------------------

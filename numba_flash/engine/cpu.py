@@ -3,6 +3,11 @@
 It is stricter than a GPU. Memory that nobody wrote is NaN, and a bad index, a divergent barrier or too much shared
 memory is an error that names the line, the block and the thread. In strict mode races and reads of unwritten memory are
 errors too.
+
+What it does not model: a thread runs until its next barrier, so one that spins until another thread writes a flag
+spins forever (Ctrl-C stops it); fences order nothing here, so strict mode calls a race what a fence and an atomic make
+safe between blocks; registers are not limited. A thread that returns before a barrier is refused, although GPUs since
+Volta let the others pass.
 """
 
 import math
@@ -27,6 +32,7 @@ from ..errors import (
 from ..report import progress
 from . import access, cache
 from .access import State, Tensor
+from .memory import free_host_bytes, refuse_if_too_large
 from .model import DYNAMIC_SHARED, STATIC_SHARED
 from .rewrite import function_of, rewrite
 
@@ -51,8 +57,8 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     check_shared(program, shared_bytes)
     state = State()
     counts = {}
-    shadows = {} if strict else None
-    arguments = [argument(value, index, name, program, state, counts, shadows) for index, (name, value) in
+    histories = histories_of(args) if strict else {}
+    arguments = [argument(value, index, name, program, state, counts, histories) for index, (name, value) in
                  enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
     memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
     blocks = grid[0] * grid[1] * grid[2]
@@ -82,27 +88,47 @@ def program_of(function):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def argument(value, index, name, program, state, counts, shadows):
+def argument(value, index, name, program, state, counts, histories):
     if not isinstance(value, np.ndarray):
         return value
     count = np.zeros(max(1, len(program.sites)), np.int64)
     counts[name] = value.itemsize, count
-    shadow = None
-    if shadows is not None:  # one array under two names has one history
-        shadow = shadows.setdefault((*np.lib.array_utils.byte_bounds(value), value.itemsize), shadow_of(value))
-    return Tensor(value, state, index, "global", count, shadow)
+    return Tensor(value, state, index, "global", count, *histories.get(index, ()))
 
 
-def shadow_of(array, written=True):
-    """Strict mode's memory of who touched each element between the array's first byte and its last."""
-    low, high = np.lib.array_utils.byte_bounds(array)
-    shadow = np.full((max(1, (high - low) // array.itemsize), access.SHADOW_WORDS), -1, np.int32)
-    if written:
+def histories_of(args):
+    """Strict mode: {position of an array argument: (shadow, base)}. Arrays that overlap share one history."""
+    arrays = {i: (*np.lib.array_utils.byte_bounds(a), a) for i, a in enumerate(args) if isinstance(a, np.ndarray)}
+    needed = sum(4 * access.SHADOW_WORDS * ((high - low) // a.itemsize) for low, high, a in arrays.values())
+    refuse_if_too_large(needed, "the history of every element that strict mode keeps", free_host_bytes())
+    groups = []
+    for i in sorted(arrays, key=lambda i: arrays[i][:2]):
+        low, high, array = arrays[i]
+        if groups and low < groups[-1]["high"]:
+            group = groups[-1]
+            if array.itemsize != group["itemsize"] or (low - group["low"]) % array.itemsize:
+                raise Unsupported("two arguments overlap in memory with elements of different sizes: "
+                                  "strict mode cannot follow that; pass separate arrays")  # fmt: skip
+            group["high"] = max(group["high"], high)
+            group["members"].append(i)
+        else:
+            groups.append({"low": low, "high": high, "itemsize": array.itemsize, "members": [i]})
+    histories = {}
+    for group in groups:
+        shadow = new_shadow((group["high"] - group["low"]) // group["itemsize"])
         shadow[:, access.WRITTEN] = 0
-        if is_fresh(array):
-            untouched = array.view(np.uint8).reshape(array.size, array.itemsize) == poison_byte(array.dtype)
-            shadow[untouched.all(axis=1), access.WRITTEN] = -1
-    return shadow
+        for i in group["members"]:
+            low, _, array = arrays[i]
+            if is_fresh(array):
+                first = (low - group["low"]) // array.itemsize
+                untouched = array.view(np.uint8).reshape(array.size, array.itemsize) == poison_byte(array.dtype)
+                shadow[first : first + array.size][untouched.all(axis=1), access.WRITTEN] = -1
+            histories[i] = shadow, group["low"]
+    return histories
+
+
+def new_shadow(elements):
+    return np.full((max(1, elements), access.SHADOW_WORDS), -1, np.int32)
 
 
 def is_fresh(array):
@@ -151,19 +177,25 @@ def check_shared(program, shared_bytes):
 def block_memory(program, block, shared_bytes, state, first_tag, strict):
     """The shared arrays of one block and the local arrays of its threads, as hidden arguments."""
     dynamic = np.empty(shared_bytes, np.uint8)
-    dynamic_shadows = {}
+    dynamic_dtypes = {array.dtype for array in program.shared.values() if 0 in array.shape}
+    if strict and len(dynamic_dtypes) > 1:
+        raise Unsupported(
+            f"{program.name} uses dynamic shared memory as arrays of different dtypes, which strict mode cannot follow",
+            kernel=program.name,
+        )
+    dynamic_shadow = new_shadow(shared_bytes) if strict and dynamic_dtypes else None
     memory = []
-    threads = block[0] * block[1] * block[2]
+    threads = math.prod(block)
     for tag, (hidden, array) in enumerate((program.shared | program.local).items(), first_tag):
         shape = resolved(array.shape, program)
         space = "shared" if hidden in program.shared else "local"
         if space == "shared" and 0 in shape:
             data = dynamic[: shared_bytes // array.dtype.itemsize * array.dtype.itemsize].view(array.dtype)
-            shadow = dynamic_shadows.setdefault(array.dtype, shadow_of(data, written=False)) if strict else None
+            shadow = dynamic_shadow
         else:
             data = np.empty(shape if space == "shared" else (threads, *shape), array.dtype)
-            shadow = shadow_of(data, written=False) if strict else None
-        memory.append(Tensor(data, state, tag, space, shadow=shadow))
+            shadow = new_shadow(data.size) if strict else None
+        memory.append(Tensor(data, state, tag, space, shadow=shadow, base=data.ctypes.data))
     return memory
 
 
@@ -310,6 +342,8 @@ def failure(program, words, grid, block, shapes):
     else:
         who = f"thread {position(w[access.OTHER_THREAD], block)}"
         advice = "with no barrier between: put cuda.syncthreads() between the two"
+        if site == other:
+            advice = "too: give each thread its own elements, or use cuda.atomic"
     verb = {"loads": "reads", "stores": "writes", "atomics": "updates"}
     return RaceDetected(
         f"{place}: {verb[site.kind]} {element}, which {who} {verb[other.kind]} in line {other.line} {advice}",

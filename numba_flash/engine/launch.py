@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import importlib.util
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from numbers import Number
 import numba
 import numpy as np
 
-from ..errors import KernelError, OutOfMemory, Unsupported
+from ..errors import KernelError, Unsupported
 from ..hbm import ledger
-from . import cpu, model
+from . import cpu, memory, model
 from .rewrite import function_of, is_kernel
 
 DEVICES = ("gpu", "cpu", "sim")
@@ -113,7 +114,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     On a GPU this is `kernel[grid, block, 0, shared_bytes](*args)`; a kernel launched that way is not counted.
     Raises TypeError or ValueError for a launch that no device accepts, and the errors of `numba_flash.errors`.
     """
-    name = chosen_name(device)
+    name = device_name(device)
     function = function_of(kernel)
     if not is_kernel(kernel):
         raise TypeError(f"kernel={kernel!r} is not a kernel: decorate the function with @cuda.jit")
@@ -138,7 +139,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
         ledger.record(function.__name__, grid, block, counts)
 
 
-def chosen_name(name):
+def device_name(name):
     return device(name).name
 
 
@@ -206,17 +207,17 @@ def check_argument(kernel, parameter, value, name):
 def to_device(x, device=None):
     """A copy of the NumPy array `x` where kernels run; without a GPU a NumPy array. Raises OutOfMemory."""
     x = np.asarray(x)
-    name = chosen_name(device)
+    name = device_name(device)
     refuse_if_too_large(x.nbytes, f"a copy of an array of shape {x.shape}", name)
     return backend(name).to_device(x) if name == "gpu" else np.array(x, order="C")
 
 
 def empty(shape, dtype, device=None):
     """A new array where kernels run. Its floats are NaN, so that a forgotten store shows. Raises OutOfMemory."""
-    name = chosen_name(device)
+    name = device_name(device)
     dtype = np.dtype(dtype)
     extents = shape if isinstance(shape, (tuple, list)) else (shape,)
-    refuse_if_too_large(product(extents) * dtype.itemsize, f"an array of shape {tuple(extents)}", name)
+    refuse_if_too_large(math.prod(map(int, extents)) * dtype.itemsize, f"an array of shape {tuple(extents)}", name)
     return (backend(name) if name == "gpu" else cpu).empty(shape, dtype)
 
 
@@ -227,41 +228,12 @@ def to_host(x):
     return x.copy_to_host() if hasattr(x, "copy_to_host") else backend("gpu").to_host(x)
 
 
-def product(extents):
-    result = 1
-    for extent in extents:
-        result *= int(extent)
-    return result
-
-
-def refuse_if_too_large(needed, what, name):
-    there = free_bytes(name)
-    if there is not None and needed > there:
-        raise OutOfMemory(
-            f"{what} needs {needed:,} B; {there:,} B are free: use shorter sequences, fewer heads or another stage"
-        )
+def refuse_if_too_large(needed, what, device=None):
+    """OutOfMemory where `needed` bytes for `what` are more than are free where kernels run."""
+    memory.refuse_if_too_large(needed, what, free_bytes(device))
 
 
 def free_bytes(device=None):
     """Bytes of memory that are free where kernels run, or None where nobody can tell."""
-    name = chosen_name(device)
-    if name == "gpu":
-        return backend("gpu").free_bytes()
-    return free_host_bytes()
-
-
-def free_host_bytes():
-    try:
-        with open("/proc/meminfo") as file:
-            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        try:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):
-            return None
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            available = min(available, int(limit.read()) - int(used.read()))
-    except (OSError, ValueError):
-        pass
-    return available
+    name = device_name(device)
+    return backend("gpu").free_bytes() if name == "gpu" else memory.free_host_bytes()

@@ -211,6 +211,7 @@ class Scope:
                 argument.annotation = None
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.closure = {name: cell.cell_contents for name, cell in cells}
+        self.flags = names_tested(self.tree)
         stores = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.locals = stores | set(inspect.signature(function).parameters)
 
@@ -429,11 +430,18 @@ class FunctionRewriter(ast.NodeTransformer):
         target = node.target
         if not isinstance(target, ast.Subscript):
             return ast.AugAssign(self.visit(target), node.op, self.visit(node.value))
-        before, container, index = [], self.visit(target.value), self.visit(target.slice)
-        if not is_pure(target.slice):
+        before = []
+
+        def once(part):
+            """The visited part, which may stand twice: through a name, unless to evaluate it twice is the same."""
+            visited = self.visit(part)
+            if is_pure(part):
+                return visited
             name = self.temporary()
-            before.append(ast.Assign([ast.Name(name, ast.Store())], index))
-            index = ast.Name(name, ast.Load())
+            before.append(ast.Assign([ast.Name(name, ast.Store())], visited))
+            return ast.Name(name, ast.Load())
+
+        container, index = once(target.value), once(target.slice)
         old = call("load", container, index, self.site(target, "loads"))
         new = ast.BinOp(old, node.op, self.visit(node.value))
         return [*before, ast.Expr(call("store", new, container, index, self.site(target, "stores")))]
@@ -474,7 +482,8 @@ class FunctionRewriter(ast.NodeTransformer):
         if value is MISSING:
             raise self.unsupported(node, f"the name {name!r} is not defined")
         is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-        if is_integer and isinstance(node, ast.Name) and node.id in self.scope.closure:
+        from_closure = isinstance(node, ast.Name) and node.id in self.scope.closure and node.id not in self.scope.flags
+        if is_integer and from_closure:
             hidden = f"_nf_int{self.number}_{self.prefix}{name}"
             self.program.integers[hidden] = int(value)
             return self.use(hidden)
@@ -650,6 +659,28 @@ class FunctionRewriter(ast.NodeTransformer):
         if result is not None:
             statements.append(ast.Assign([result], value))
         return statements
+
+
+def names_tested(tree):
+    """The names that stand alone as a condition, as in `if causal:` or `if not causal and ...`.
+
+    Integers among them stay constants, so that Numba drops the branch that is not taken.
+    """
+    found = set()
+
+    def conditions(test):
+        if isinstance(test, ast.Name):
+            found.add(test.id)
+        elif isinstance(test, ast.UnaryOp):
+            conditions(test.operand)
+        elif isinstance(test, ast.BoolOp):
+            for part in test.values:
+                conditions(part)
+
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            conditions(node.test)
+    return found
 
 
 def call(name, *arguments):

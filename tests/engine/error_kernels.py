@@ -364,3 +364,90 @@ def make_long_barriers(T):
         A[0] = tile[0]
 
     return long_barriers
+
+
+# --- races that only a full history finds
+
+
+@cuda.jit
+def second_reader(A, B):
+    """Threads 0 and 1 read A[0]; then thread 0 writes it: it races with thread 1, not with itself."""
+    i = cuda.threadIdx.x
+    if i < 2:
+        B[i] = A[0]
+    if i == 2:
+        B[2] = 0
+    cuda.syncthreads()
+    if i == 1:
+        B[0] = A[1]
+    if i == 0:
+        B[1] = A[1]
+    if i == 1:
+        A[1] = 0  # FAULT
+
+
+@cuda.jit
+def third_block(A, B):
+    """Blocks 0 and 1 read A[0], block 0 wrote nothing; block 2 reads it too, and block 1 writes what 0 and 2 read."""
+    b = cuda.blockIdx.x
+    if b == 0 or b == 1:
+        B[b] = A[0]
+    if b == 2:
+        A[0] = 1  # FAULT
+
+
+@cuda.jit
+def read_and_atomic(A, B):
+    i = cuda.threadIdx.x
+    if i == 0:
+        B[0] = A[0]
+    if i == 1:
+        cuda.atomic.add(A, 0, 1)  # FAULT
+
+
+@cuda.jit
+def atomic_on_unwritten(A):
+    total = cuda.shared.array(1, float32)
+    cuda.atomic.add(total, 0, A[0])  # FAULT
+
+
+@cuda.jit
+def next_block_without_barrier(A):
+    """Thread b of block b writes A[0]: two blocks, two threads."""
+    if cuda.threadIdx.x == cuda.blockIdx.x:
+        A[0] = 1  # FAULT
+
+
+@cuda.jit
+def dynamic_twice(A):
+    one = cuda.shared.array(0, float32)
+    two = cuda.shared.array(0, float32)
+    i = cuda.threadIdx.x
+    one[i] = A[i]
+    A[i] = two[cuda.blockDim.x - 1 - i]  # other name, same memory
+
+
+@cuda.jit
+def dynamic_of_two_types(A):
+    one = cuda.shared.array(0, float32)
+    two = cuda.shared.array(0, int32)
+    one[cuda.threadIdx.x] = A[0]
+    A[0] = two[0]
+
+
+def make_static_and_dynamic(n):
+    @cuda.jit
+    def static_and_dynamic(A):
+        fixed = cuda.shared.array(n, float32)
+        rest = cuda.shared.array(0, float32)
+        fixed[0] = A[0]
+        rest[0] = A[0]
+
+    return static_and_dynamic
+
+
+@cuda.jit
+def far_corner(A):
+    x, y, z = cuda.grid(3)
+    if x == 3 and y == 5 and z == 3:
+        A[x, y, z + 1] = 0  # FAULT

@@ -262,3 +262,27 @@ def awkward_names(A, load, store):
     run = n
     block = swap_halves(order, thread, 8)
     A[thread] = cell[thread] + order[thread] * store + slice + words + run + block
+
+
+def make_pruned(causal, wide):
+    """The branch not taken does not type: 0 columns to unpack, or a tuple of two."""
+
+    @cuda.jit
+    def pruned(A):
+        if causal:
+            pair = (A[0], 2)
+        else:
+            pair = A[0]
+        if wide and not causal:
+            A[0] = pair * 3
+        if causal:
+            A[0] = pair[0] + pair[1]
+
+    return pruned
+
+
+@cuda.jit
+def wrap_around(counter, old):
+    i = cuda.threadIdx.x
+    old[i] = cuda.atomic.inc(counter, 0, 2)
+    cuda.atomic.dec(counter, 1, 3)

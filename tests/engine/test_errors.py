@@ -266,3 +266,62 @@ def test_too_much_dynamic_shared_memory():
 def test_every_error_is_a_kernel_error():
     for error in (BarrierDivergence, OutOfBounds, RaceDetected, SharedMemoryError, UninitializedRead, Unsupported):
         assert issubclass(error, KernelError)
+
+
+HISTORIES = {
+    "a second reader": (kernels.second_reader, 1, 3, (floats(2), floats(3)), "A", (0, 0, 0), (1, 0, 0)),
+    "an earlier block": (kernels.third_block, 3, 1, (floats(1), floats(2)), "A", (2, 0, 0), (0, 0, 0)),
+    "a read and an atomic": (kernels.read_and_atomic, 1, 2, (floats(1), floats(1)), "A", (0, 0, 0), (1, 0, 0)),
+    "blocks without barriers": (kernels.next_block_without_barrier, 2, 2, (floats(1),), "A", (1, 0, 0), (1, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_races_that_need_a_history(name):
+    kernel, grid, block, args, tensor, at_block, at_thread = HISTORIES[name]
+    error = provoke(RaceDetected, kernel, grid, block, *args, strict=True)
+    check_place(error, kernel, tensor, at_block, at_thread)
+    assert ("block (0, 0, 0) " in str(error).partition("which ")[2]) == ("block" in name)
+
+
+def test_an_atomic_on_memory_that_nothing_wrote():
+    error = provoke(UninitializedRead, kernels.atomic_on_unwritten, 1, 1, floats(1), strict=True)
+    check_place(error, kernels.atomic_on_unwritten, "total", (0, 0, 0), (0, 0, 0))
+
+
+def test_two_names_of_one_dynamic_array_have_one_history():
+    error = provoke(RaceDetected, kernels.dynamic_twice, 1, 4, floats(4), shared_bytes=16, strict=True)
+    assert error.line in (line_of(kernels.dynamic_twice, "one[i]"), line_of(kernels.dynamic_twice, "other name"))
+    error = provoke(Unsupported, kernels.dynamic_of_two_types, 1, 1, floats(1), shared_bytes=16, strict=True)
+    assert "different dtypes" in str(error)
+
+
+def test_arguments_that_overlap_share_their_history():
+    base = floats(5)
+    nf.launch(kernels.too_far, 1, 4, base[:4], floats(4), device="cpu", strict=True)
+    error = provoke(RaceDetected, kernels.too_far, 1, 4, base[:4], base[1:], strict=True)
+    assert error.line == line_of(kernels.too_far)
+    whole = np.ones(4)
+    error = provoke(Unsupported, kernels.too_far, 1, 2, whole, whole.view(np.float32), strict=True)
+    assert "elements of different sizes" in str(error)
+
+
+def test_static_and_dynamic_memory_add_up():
+    kernel = kernels.make_static_and_dynamic(10_000)
+    nf.launch(kernel, 1, 1, floats(1), shared_bytes=126_912, device="cpu")
+    assert "166,916 B" in str(provoke(SharedMemoryError, kernel, 1, 1, floats(1), shared_bytes=126_916))
+
+
+def test_blocks_and_threads_in_three_dimensions():
+    A = floats(4, 6, 4)
+    error = provoke(OutOfBounds, kernels.far_corner, (2, 3, 2), (2, 2, 2), A)
+    check_place(error, kernels.far_corner, "A", (1, 2, 1), (1, 1, 1))
+
+
+def test_small_integers_are_fresh_for_one_launch():
+    A, B = np.zeros(4, np.int8), nf.empty(4, np.int8, device="cpu")
+    provoke(UninitializedRead, kernels.accumulate, 1, 4, A, B, strict=True)
+    B = nf.empty(4, np.int8, device="cpu")
+    nf.launch(kernels.too_far, 1, 4, A - 91, B, device="cpu", strict=True)  # -91 is the byte that fresh memory holds
+    nf.launch(kernels.accumulate, 1, 4, A, B, device="cpu", strict=True)
+    assert (B == -91).all()

@@ -185,3 +185,16 @@ def test_names_that_the_engine_uses_itself():
     A = np.arange(8, dtype=np.float32)
     want = np.roll(A, 4) + np.roll(np.arange(8), 4) * 10 + 3 + 1 + 4 + 4
     assert np.array_equal(run(kernels.awkward_names, 1, 8, A, 3, 10), want)
+
+
+@pytest.mark.parametrize("true, false", [(True, False), (1, 0)])
+def test_a_constant_condition_drops_the_other_branch(true, false):
+    A = np.full(1, 5, np.float32)
+    assert run(kernels.make_pruned(true, true), 1, 1, A)[0] == 7
+    assert run(kernels.make_pruned(false, true), 1, 1, A)[0] == 15
+
+
+def test_atomics_that_wrap_around():
+    counter, old = run(kernels.wrap_around, 1, 7, np.array([0, 1], np.uint32), np.zeros(7, np.uint32))
+    assert list(counter) == [1, 2]  # 0 1 2 0 1 2 0 -> 1;  1 0 3 2 1 0 3 -> 2
+    assert sorted(old) == [0, 0, 0, 1, 1, 2, 2]

@@ -83,6 +83,23 @@ def augmented(S, O):
 
 
 @cuda.jit
+def augmented_through_an_index(order, O):
+    i = cuda.grid(1)
+    if i < order.shape[0]:
+        O[order[i]][0] += 1
+        O[order[i], order[0]] *= 2
+
+
+@cuda.jit
+def stepped_slices(S, O):
+    i = cuda.grid(1)
+    if i < 2:
+        every_second = S[::2]
+        backwards = S[i, ::-1]
+        O[i] = every_second[i + 1, 0] + backwards[0] + S[1::2, 1:][i, 1]
+
+
+@cuda.jit
 def augmented_view(O):
     i = cuda.grid(1)
     if i < O.shape[0]:
@@ -220,6 +237,16 @@ CASES = [
     Case(
         "row[j] -= v", augmented_view, GRID, BLOCK, lambda: (S.copy(),),
         {"O": (2 * N, N, 0)}, {"O": np.stack([S[:, 0], S[:, 1] - S[:, 0], S[:, 2]], 1)},
+    ),
+    Case(
+        "A[order[i]][0] += v", augmented_through_an_index, GRID, BLOCK, lambda: (np.array([2, 0, 1, 4, 3]), S.copy()),
+        {"order": (3 * N, 0, 0), "O": (2 * N, 2 * N, 0)},
+        {"O": np.stack([S[:, 0] + 1, S[:, 1], 2 * S[:, 2]], 1)},
+    ),
+    Case(
+        "X[::2], X[i, ::-1]", stepped_slices, GRID, BLOCK, lambda: (S.copy(), zeros(2)),
+        {"S": (3 * 2, 0, 0), "O": (0, 2, 0)},
+        {"O": np.array([S[2, 0] + S[0, 2] + S[1, 2], S[4, 0] + S[1, 2] + S[3, 2]])},
     ),
     Case(
         "s = A.shape; s[1]", shape_in_a_name, GRID, BLOCK, lambda: (S.copy(), zeros(N)),
