@@ -1,11 +1,17 @@
-"""A race-free kernel gives the same bits whatever order its threads and blocks run in; one that races does not."""
+"""A race-free kernel gives the same bits whatever order its threads and blocks run in; one that races does not.
+
+The launches are those that each stage makes, recorded while it runs.
+"""
+
+import importlib
 
 import numpy as np
 import pytest
-from numba import float32
 
+import numba_flash as nf
 from numba_flash.engine import cpu
-from numba_flash.stages import naive, tiled
+from numba_flash.engine.launch import dimensions
+from numba_flash.engine.rewrite import function_of
 
 from .error_kernels import make_missing_barrier
 
@@ -14,50 +20,53 @@ ORDERS = {
     "odd first": lambda n: np.concatenate([np.arange(1, n, 2), np.arange(0, n, 2)]),
     "shuffled": lambda n: np.random.default_rng(n).permutation(n),
 }
+SMALL = {"tiled": 8}  # tiles that give several in each direction
 
 
-def results(kernel, grid, block, args, output, **orders):
-    args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
-    cpu.run(kernel, grid, block, args, **orders)
-    return args[output]
+def recorded(stage, monkeypatch):
+    """(kernel, grid, block, arguments before the launch) of every launch of one run of the stage."""
+    launches = []
 
+    def record(kernel, grid, block, *args, device=None):
+        before = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        launches.append((kernel, dimensions("grid", grid), dimensions("block", block), before))
+        nf.launch(kernel, grid, block, *args, device="cpu")
 
-def launches():
+    for name in nf.STAGES:
+        monkeypatch.setattr(importlib.import_module(f"numba_flash.stages.{name}"), "launch", record)
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.standard_normal((2, n, 12), dtype=np.float32) for n in (37, 29, 29))
-    S = rng.standard_normal((2, 37, 29), dtype=np.float32)
-    P, O, L = np.empty_like(S), np.empty_like(Q), np.empty((2, 37), np.float32)
-    scale = np.float32(0.3)
-    return {
-        "naive scores": (naive.make_scores(float32), (2, 3, 2), (16, 16, 1), (Q, K, P, scale), 2),
-        "softmax": (naive.make_softmax(float32), (3, 2, 1), (16, 1, 1), (S, P), 1),
-        "logsumexp": (naive.make_logsumexp(float32), (3, 2, 1), (16, 1, 1), (S, L), 1),
-        "naive output": (naive.make_output(float32), (1, 3, 2), (16, 16, 1), (S, V, O), 2),
-        "tiled scores": (tiled.make_scores(8, float32), (4, 5, 2), (8, 8, 1), (Q, K, P, scale), 2),
-        "tiled output": (tiled.make_output(8, float32), (2, 5, 2), (8, 8, 1), (S, V, O), 2),
-    }
+    Q, K, V = (rng.standard_normal((h, n, 12), dtype=np.float32) for h, n in ((2, 37), (1, 29), (1, 29)))
+    nf.STAGES[stage].forward(Q, K, V, np.float32(0.3), blocks=SMALL.get(stage), return_lse=True, device="cpu")
+    return launches
+
+
+def run(kernel, grid, block, before, **options):
+    args = [a.copy() if isinstance(a, np.ndarray) else a for a in before]
+    cpu.run(kernel, grid, block, args, **options)
+    return [a for a in args if isinstance(a, np.ndarray)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", launches())
-def test_stage_kernels_do_not_depend_on_the_order(name, order):
-    kernel, grid, block, args, output = launches()[name]
+@pytest.mark.parametrize("stage", nf.STAGES)
+def test_stages_do_not_depend_on_the_order(stage, order, monkeypatch):
     permutation = ORDERS[order]
-    straight = results(kernel, grid, block, args, output)
-    assert np.isfinite(straight).all()
-    shuffled = results(kernel, grid, block, args, output, thread_order=permutation(int(np.prod(block))),
-                       block_order=permutation(int(np.prod(grid))))  # fmt: skip
-    assert np.array_equal(straight, shuffled)
+    for kernel, grid, block, before in recorded(stage, monkeypatch):
+        straight = run(kernel, grid, block, before)
+        orders = {"thread_order": permutation(int(np.prod(block))), "block_order": permutation(int(np.prod(grid)))}
+        for one, other in zip(straight, run(kernel, grid, block, before, **orders), strict=True):
+            assert np.isfinite(one).all(), function_of(kernel).__name__
+            assert np.array_equal(one, other), function_of(kernel).__name__
 
 
-@pytest.mark.parametrize("name", launches())
-def test_stage_kernels_have_no_races_and_read_nothing_unwritten(name):
-    kernel, grid, block, args, _ = launches()[name]
-    cpu.run(kernel, grid, block, [a.copy() if isinstance(a, np.ndarray) else a for a in args], strict=True)
+@pytest.mark.parametrize("stage", nf.STAGES)
+def test_stages_have_no_races_and_read_nothing_unwritten(stage, monkeypatch):
+    monkeypatch.setenv("NUMBA_FLASH_STRICT", "1")
+    launches = recorded(stage, monkeypatch)
+    assert len({function_of(kernel).__name__ for kernel, *_ in launches}) == len(launches)
 
 
 def test_a_racing_kernel_depends_on_the_order():
     A = np.arange(4, dtype=np.float32)
-    launch = make_missing_barrier(4), (1, 1, 1), (4, 1, 1), (A, A.copy()), 1
-    straight, back = results(*launch), results(*launch, thread_order=np.arange(4)[::-1])
+    launch = make_missing_barrier(4), (1, 1, 1), (4, 1, 1), (A, A.copy())
+    straight, back = run(*launch)[1], run(*launch, thread_order=np.arange(4)[::-1])[1]
     assert not np.array_equal(straight, back, equal_nan=True)
