@@ -8,10 +8,20 @@ import numba_flash as nf
 from numba_flash import lesson, report
 from numba_flash.engine.model import REGISTERS, STATIC_SHARED, THREADS
 from numba_flash.hbm.ledger import Bill, Count
+from numba_flash.lesson import plural
 
-this = lesson.start("00 · CUDA in ten minutes", n=1000, blocks=128, sizes="N = {n}, d = {d}, {blocks} threads a block")
-N, d, H, B, where = this.n, this.d, this.heads, this.blocks, this.device
-blocks = -(-N // B)                                          # ⌈N / B⌉
+this = lesson.start(
+    "00 · CUDA in ten minutes", n=1000, blocks=128, sizes="N = {n}, d = {d}, {threads} per block",
+    meanings={
+        "n": "N, the number of elements of the vector X, and of rows in part 5",
+        "d": "d, the number of columns in part 5",
+        "heads": "the number of matrices in part 5",
+        "blocks": "B, the number of threads per block",
+    },
+)  # fmt: skip
+N, d, H, where = this.n, this.d, this.heads, this.device
+B = this.blocks                                              # threads per block
+grid = -(-N // B)                                            # blocks: ⌈N / B⌉
 rows = np.random.default_rng(this.seed).standard_normal((H, N, d), np.float32)
 x = rows[0, :, 0].copy()                                     # a vector of N numbers
 X = nf.to_device(x, where)
@@ -19,8 +29,8 @@ X = nf.to_device(x, where)
 this.part("The question")
 this.text("""
 A GPU runs one function in many thousands of threads at once. How does a thread know which numbers are its own?
-Where do those numbers live, and what does it cost to fetch them? Four small kernels answer that. You need
-NumPy, and no CUDA.
+Where do those numbers live, and what does it cost to fetch them? Four small kernels answer that. You need to
+know some NumPy, but nothing about CUDA.
 """)
 
 
@@ -32,69 +42,86 @@ def scale(X, Y, factor):
         Y[i] = factor * X[i]
 
 
+guard, idle = lesson.line_of(scale, "if i < X"), grid * B - N
+more = f", {idle:,} more than there are elements. The guard in line {guard} lets those do nothing"
 this.part("Thread, block, grid")
 this.source(scale)
 this.text(f"""
 `@cuda.jit` turns a function into a kernel. A kernel has no loop over the elements: a launch starts many
 threads, each of them runs the whole function, and each takes the element whose number it has.
 
-Threads come in blocks of up to {THREADS:,}, and the blocks of one launch form its grid. A thread finds its
-number from three values that CUDA sets for it. `cuda.grid(1)` is short for
+Threads come in blocks, of up to {THREADS:,} threads each, and the blocks of one launch form its grid. Blocks are
+numbered from 0, and so are the threads of a block. A thread finds its number from three values that CUDA sets
+for it. `cuda.grid(1)` is short for
 
     cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
 
-the number of its block, times the threads in a block, plus its number within the block.
+the number of its block, times the number of threads per block, plus its own number within the block.
 
-Here N = {N:,} and a block has {B:,} threads, so that the grid needs ⌈{N:,}/{B:,}⌉ blocks, {blocks:,}. Together
-they have {blocks * B:,} threads, {blocks * B - N:,} more than there are elements. The guard lets those do
-nothing. Some of the threads:
+Here N = {N:,}, and a block has B = {plural(B, "thread")} (the flag --blocks sets the threads per block). So the grid
+needs ⌈N/B⌉ = {plural(grid, "block")}; ⌈ ⌉ means rounded up. That makes {plural(grid * B, "thread")}{more if idle else
+", as many as there are elements"}. Some of the threads:
 """)
-some = sorted({(0, 0), (0, B - 1), (blocks // 2, B // 2), (blocks - 1, (N - 1) % B), (blocks - 1, B - 1)})
+some = sorted({(0, 0), (0, B - 1), (grid // 2, B // 2), (grid - 1, (N - 1) % B), (grid - 1, B - 1)})
 does = [[b, t, b * B + t, f"Y[{b * B + t}] = factor * X[{b * B + t}]" if b * B + t < N else "nothing"] for b, t in some]
 this.show(report.table(["block", "thread", "i", "what it does"], does), "")
 this.text(f"""
-The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one a store.
-This course counts them.
+The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one is a
+store. This course counts them. A launch names the kernel, the number of blocks, the number of threads per block
+and the arguments:
 
-Prediction: each of N threads loads one element of X and stores one of Y, N of each. Now the launch, with the
-number of blocks, the threads of a block and the arguments, and the count:
-
-    nf.launch(scale, {blocks}, {B}, X, Y, np.float32(2))
+    nf.launch(scale, {grid}, {B}, X, Y, np.float32(2))
+""")
+this.ask("How many elements of X does this launch load, and how many of Y does it store?")
+this.text(f"""
+Of all threads, N get past the guard. Each of those loads one element of X and stores one of Y: N loads and N
+stores, and N is {N:,}. The launch, and what was counted:
 """)
 Y = nf.empty(N, "float32", where)
 with nf.ledger() as bill:                                    # counts every load and store of the launches inside
-    nf.launch(scale, blocks, B, X, Y, np.float32(2), device=where)
+    nf.launch(scale, grid, B, X, Y, np.float32(2), device=where)
 this.counts("scale", bill, predicted=Bill({"scale": {"X": Count(loads=N), "Y": Count(stores=N)}}))
-this.text(f"Largest difference between Y and 2 * X of NumPy: {np.abs(nf.to_host(Y) - 2 * x).max():g}.")
+this.text(f"Largest difference from NumPy's 2 * X: {np.abs(nf.to_host(Y) - 2 * x).max():g}.")
 
 # %% The guard is needed.
 this.part("Without the guard")
+this.text(f"""
+Now the same launch of the same kernel with line {guard}, the guard, removed.
+""")
 try:
-    nf.launch(lesson.without(scale, "if i < X"), blocks, B, x, np.empty_like(x), np.float32(2), device="cpu")
-    this.text(f"N = {N:,} is a multiple of {B:,}: no thread is past the end, nothing happens. Run with --n {N + 1}.")
+    nf.launch(lesson.without(scale, "if i < X"), grid, B, x, np.empty_like(x), np.float32(2), device="cpu")
+    run = f"--n {N + 1}" if B > 1 else f"--blocks {next(b for b in range(32, THREADS) if N % b)}"
+    this.text(f"N = {N:,} is a multiple of {B:,}: no thread is past the end, nothing happens. Run with {run}.")
 except nf.errors.OutOfBounds as error:
+    b, t = error.block[0], error.thread[0]
     this.fault(error)
-    this.text("""
-    This is the same kernel with the line of the guard taken out. Here every index is checked, and the message
-    names the line, the block and the thread. A GPU checks nothing: it would write to whatever memory comes
-    next, and go on.
+    this.text(f"""
+    Blocks and threads may be numbered along three axes, x, y and z (part 5), so a position is three numbers. So
+    far only the first is used: this is thread {t} of block {b}, number {b} × {B} + {t} = {b * B + t:,}, and the last
+    element of X is number {N - 1:,}.
+
+    Here every index is checked, and the launch stops at the first that is wrong: the load of X[{b * B + t}]. A GPU
+    checks nothing. It would load whatever lies behind X in memory, then store the product over whatever lies
+    behind Y, and go on.
     """)
 
 # %% Where numbers live.
 this.part("Where numbers live")
 this.show(report.table(["memory", "who sees it", "size on an A100 GPU", "speed"], [
-    ["registers", "one thread", f"{REGISTERS:,} × 32 bits for a block", "fastest"],
+    ["registers", "one thread", f"255 per thread, {REGISTERS:,} per block", "fastest"],
     ["shared memory", "one block", f"{STATIC_SHARED:,} bytes, more on request", "19 TB/s"],
     ["global memory", "all threads", "40 or 80 GB", "1.5–2.0 TB/s"],
 ]), "")
 this.text("""
-Registers hold the variables of a thread, such as `i`. Arrays that a kernel gets as arguments are in global
-memory. That is built of HBM (high-bandwidth memory), chips beside the processor. Registers and shared memory
-are on the processor itself: SRAM, tiny, and about ten times as fast. (Speeds: Dao et al. 2022,
-arXiv:2205.14135, section 2.1.)
+The A100 is NVIDIA's GPU for data centres of 2020, on which the FlashAttention paper measures (Dao et al. 2022,
+arXiv:2205.14135; the speeds are from its section 2.1).
 
-What crosses the border between HBM and the processor is the price of a kernel. A list of it is called an HBM
-bill.
+Registers, of 32 bits each, hold the variables of a thread, such as `i`. Arrays that a kernel gets as arguments
+are in global memory. That is built of HBM (high-bandwidth memory), chips beside the processor. Registers and
+shared memory are on the processor itself: they are SRAM, small, and about ten times as fast.
+
+What a kernel costs is, above all, what crosses the border between HBM and the processor. A list of that is
+called an HBM bill.
 """)
 
 
@@ -110,19 +137,25 @@ def row_sum(X, Y):
         Y[h, i] = total
 
 
-this.part("A row for each thread")
+this.part("One row per thread")
 this.source(row_sum)
 this.text(f"""
-A grid may have three axes, x, y and z, and a block too. X is an array of {H} × {N:,} × {d} numbers here. Its
-first axis is called heads (lesson 01 says why, and --heads how many); a head has N rows of d columns. The x
-axis of the grid runs over the rows, its y axis over the heads, and each thread walks along one row.
+A grid may have up to three axes, x, y and z, and so may a block. X is an array of {H} × {N:,} × {d} numbers now.
+Its first axis is called heads (lesson 01 says why, and --heads sets how many); a head has N rows of d columns.
+The x axis of the grid runs over the rows, {plural(grid, "block")} of {plural(B, "thread")}, and its y axis over the
+heads. `cuda.grid(1)` is the number along x. Each thread walks along one row:
 
-Prediction: a thread loads the d numbers of its row and stores one. That is {H} × {N:,} × {d} = {H * N * d:,}
-loads of X, and {H * N:,} stores of Y. The sum grows in a register, which is free.
+    nf.launch(row_sum, ({grid}, {H}), {B}, X, Y)
+""")
+this.ask("How many elements of X does this launch load, and how many of Y does it store?")
+this.text(f"""
+A thread loads the d numbers of its row and stores one. For all rows of all heads that is {H} × {N:,} × {d} =
+{plural(H * N * d, "load")} of X, and {H} × {N:,} = {plural(H * N, "store")} of Y. The sum grows in a register, which
+is free.
 """)
 Y = nf.empty((H, N), "float32", where)
 with nf.ledger() as bill:
-    nf.launch(row_sum, (blocks, H), B, nf.to_device(rows, where), Y, device=where)
+    nf.launch(row_sum, (grid, H), B, nf.to_device(rows, where), Y, device=where)
 this.counts("row_sum", bill, predicted=Bill({"row_sum": {"X": Count(loads=H * N * d), "Y": Count(stores=H * N)}}))
 
 
@@ -145,16 +178,18 @@ def smooth(X, Y):
 this.part("Three loads where one would do")
 this.source(load_or_zero)
 this.source(smooth)
+this.text("""
+X is the vector of N numbers again. `smooth` replaces each element by the mean of itself and its two neighbours.
+`load_or_zero` is a device function: kernels call it. Beyond the ends of X it gives 0 and loads nothing.
+""")
+this.ask("How many elements of X does `smooth` load? Think of the two ends.")
 this.text(f"""
-`smooth` replaces each element by the mean of itself and its two neighbours. `load_or_zero` is a device
-function, one that kernels call. Beyond the ends of X it gives 0, and touches no memory.
-
-Prediction: three loads for each of N threads, less one at each end, 3N - 2 = {3 * N - 2:,}. Nearly every
-element of X is fetched three times, by three threads that know nothing of each other.
+Three loads for each of N threads, less one at each end: 3N - 2 = {3 * N - 2:,}. An element away from the ends is
+loaded three times, by three threads that know nothing of each other.
 """)
 Y = nf.empty(N, "float32", where)
 with nf.ledger() as smooth_bill:
-    nf.launch(smooth, blocks, B, X, Y, device=where)
+    nf.launch(smooth, grid, B, X, Y, device=where)
 this.counts("smooth", smooth_bill, predicted=Bill({"smooth": {"X": Count(loads=3 * N - 2), "Y": Count(stores=N)}}))
 
 
@@ -166,15 +201,15 @@ def make_smooth_shared(B):
     def smooth_shared(X, Y):
         tile = cuda.shared.array(B2, float32)                # one for the whole block
         i = cuda.grid(1)
-        t = cuda.threadIdx.x
-        tile[t + 1] = load_or_zero(X, i)
-        if t == 0:
-            tile[0] = load_or_zero(X, i - 1)                 # left neighbour of the block
-        if t == B - 1:
+        tx = cuda.threadIdx.x
+        tile[tx + 1] = load_or_zero(X, i)
+        if tx == 0:
+            tile[0] = load_or_zero(X, i - 1)                 # left neighbour
+        if tx == B - 1:
             tile[B + 1] = load_or_zero(X, i + 1)             # right neighbour
         cuda.syncthreads()                                   # the barrier
         if i < X.shape[0]:
-            Y[i] = (tile[t] + tile[t + 1] + tile[t + 2]) / float32(3)
+            Y[i] = (tile[tx] + tile[tx + 1] + tile[tx + 2]) / float32(3)
 
     return smooth_shared
 
@@ -182,46 +217,68 @@ def make_smooth_shared(B):
 this.part("Fetch once, share it")
 smooth_shared = make_smooth_shared(B)
 this.source(smooth_shared)
-loads = N + 2 * (blocks - 1)
+loads = N + 2 * (grid - 1)
+borders = f"{grid:,} blocks have {plural(grid - 1, 'border')} between them" if grid > 1 else "1 block has no border"
 this.text(f"""
-A tile is a small part of an array, copied into shared memory. Here the block first fills a tile with its part of
-X, B = {B:,} elements and a neighbour at each end (B2 is B + 2). Then every thread reads three elements of the
-tile, which is free.
+A tile is a small part of an array, copied into shared memory. Here a block first fills a tile with its part of
+X, B = {plural(B, "element")}, and with the neighbour at each end; B2 is B + 2. `tx` is the number of a thread
+within its block. Then every thread reads three elements of the tile, which is free.
 
 In between is a barrier: at `cuda.syncthreads()` a thread waits until all threads of its block have come that
 far. Only then is the tile complete.
-
-Prediction: each of N elements once, and two neighbours more at each border between two blocks, N + 2 ×
-({blocks:,} - 1) = {loads:,} loads.
+""")
+this.ask("How many elements of X does `smooth_shared` load? Think of one block first, then of its neighbours.")
+this.text(f"""
+Each of N elements once, for the block it belongs to. At a border between two blocks each of the two loads one
+element of the other. {borders}: N + 2 × {grid - 1:,} = {plural(loads, "load")}.
 """)
 Y_shared = nf.empty(N, "float32", where)
 with nf.ledger() as bill:
-    nf.launch(smooth_shared, blocks, B, X, Y_shared, device=where)
+    nf.launch(smooth_shared, grid, B, X, Y_shared, device=where)
 predicted = Bill({"smooth_shared": {"X": Count(loads=loads), "Y": Count(stores=N)}})
 this.bill("smooth_shared", bill, predicted=predicted, previous=("smooth", smooth_bill))
 this.text("""
-This is how every lesson prints a bill. `x smooth` is the count divided by that of the kernel before, and the
-lines below it say what is counted (`naive` is the subject of lesson 02). The loads of X as a picture:
+This is how every lesson prints a bill. The column `/ smooth` is the count divided by that of the kernel before.
+The lines below the bill say what is counted:
+
+An argument is an array that the launch hands to the kernel, here X and Y; it is in global memory. If two
+threads load the same element, that is two loads. The tile and the variables are in shared memory and in
+registers, and are free.
+
+A GPU has caches, too: small memories that keep what was loaded a moment ago and answer some of the requests, so
+that fewer of them reach the HBM chips. Which ones, nobody can predict. So this course counts what the threads
+request, and lesson 02 comes back to the caches.
+
+The loads of X as a picture:
 """)
 this.show(report.bars({"smooth": smooth_bill["X"].loads, "smooth_shared": bill["X"].loads}), "")
 padded = np.pad(x.astype(np.float64), 1)
 truth = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
 errors = {name: float(np.abs(nf.to_host(y) - truth).max()) for name, y in (("smooth", Y), ("smooth_shared", Y_shared))}
 this.figures["errors"] |= errors
-this.text("Error against float64: {smooth:.1e} for smooth, {smooth_shared:.1e} for smooth_shared.".format(**errors))
+this.text("""
+Error against float64: {smooth:.1e} for smooth, {smooth_shared:.1e} for smooth_shared.
+
+That is not a fault. A float32 number has 24 binary digits, about 7 decimal ones, so that each operation rounds
+its result, by up to 6 parts in 10⁸. Where the bill of a later lesson says "exact", the error is one that such
+rounding explains.
+""".format(**errors))
 
 # %% The barrier is needed.
+barrier = lesson.line_of(smooth_shared, "cuda.syncthreads()")
 this.part("Without the barrier")
+this.text(f"""
+Now the same kernel with line {barrier}, the barrier, removed. `strict=True` has the engine look for races: two
+threads touch one element, at least one of them writes, and no barrier says who comes first.
+""")
 try:
     no_barrier = lesson.without(smooth_shared, "cuda.syncthreads()")
-    nf.launch(no_barrier, blocks, B, x, np.empty_like(x), device="cpu", strict=True)
+    nf.launch(no_barrier, grid, B, x, np.empty_like(x), device="cpu", strict=True)
     this.text("A block of one thread has nobody to wait for, and nothing happens. Run with --blocks 2.")
 except nf.errors.RaceDetected as error:
     this.fault(error)
     this.text("""
-    Two threads touch one element, one of them writes, and nothing says who comes first: a race. On a GPU the
-    result may be right today and wrong tomorrow, and no message tells. `strict=True` has the engine look for
-    races.
+    On a GPU the result of a race may be right today and wrong tomorrow, and there is no message.
     """)
 
 # %% What ran here.
@@ -231,23 +288,27 @@ names = {"cpu": "the CPU engine", "gpu": "the GPU", "sim": "Numba's simulator"}
 this.text(f"""
 They ran on {names[device.name]} ({device.why}).
 
-On a GPU, `nf.launch(kernel, blocks, threads, ...)` is Numba's own `kernel[blocks, threads](...)`, and counted.
-Without a GPU the engine compiles the same source for the CPU, and takes the threads of a block from barrier to
-barrier, one after the other. Which element a thread loads depends on its number, and on nothing else that
-differs between the two. So the bill is the same to the last element. Time is another matter, and this course
-makes no claim about time that a GPU has not measured.
+On a GPU, `nf.launch(kernel, grid, block, ...)` is Numba's own `kernel[grid, block](...)`, and counted. Without a
+GPU the engine compiles the same source for the CPU, and takes the threads of a block from barrier to barrier,
+one after the other. Which element a thread loads depends on its number, and on nothing that differs between the
+two. So the bill is the same to the last element. Time is another matter: this course says nothing about time
+that was not measured on a GPU.
 """)
 
 this.part("Your turn")
 other = 32 if B != 32 else 256
-borders = -(-N // other) - 1
+others = -(-N // other)
 this.tries({
-    f"--n {blocks * B}": f"N is a multiple of {B:,}: no thread is idle, and without the guard nothing happens.",
-    f"--blocks {other}": f"""Blocks of {other} threads have {borders:,} borders between them, so smooth_shared loads
-    {N + 2 * borders:,} elements of X.""",
+    f"--n {grid * B}": f"N is a multiple of {B:,}: no thread is idle, and without the guard nothing happens.",
+} if idle else {
+    f"--n {N + 1}": "One element more takes one more block. How many of its threads are idle?",
+})  # fmt: skip
+this.tries({
+    f"--blocks {other}": f"""With {other} threads per block the grid has {plural(others, 'block')}, and smooth_shared
+    loads {plural(N + 2 * (others - 1), 'element')} of X.""",
 })
 this.text("""
-Check yourself: at which number of threads a block does `smooth_shared` load as much as `smooth`? Write down
+Check yourself: at which number of threads per block does `smooth_shared` load as much as `smooth`? Write down
 your answer and the number of loads, then run it with --blocks, and compare part 7 with part 6.
 """)
 this.end()

@@ -6,40 +6,69 @@ from numba import float32
 import numba_flash as nf
 from numba_flash import lesson, report
 from numba_flash.hbm.predict import algorithm0
-from numba_flash.stages import naive
+from numba_flash.lesson import plural
+from numba_flash.stages import naive, tiles
 
-this = lesson.start("02 · naive", stage="tiled")
+this = lesson.start("02 · naive", stage="tiled", predict_only=True)
 N, d, H, T = this.n, this.d, this.heads, this.blocks
 
 this.part("The question")
 this.text("""
 What does attention cost if every thread fetches from HBM whatever it needs, whenever it needs it?
+
+The words thread, block, grid, load and store are from lesson 00; Q, K, V, S, P, O and Algorithm 0 are from
+lesson 01.
 """)
 
-# %% Three kernels, one for each step of Algorithm 0.
+# %% The first kernel, and a grid of two axes.
+side, across = naive.TILE, tiles(N, naive.TILE)
 scores, softmax, output = naive.make_scores(float32), naive.make_softmax(float32), naive.make_output(float32)
-this.part("The kernels")
+this.part("The scores, one thread per element")
 this.text("""
-The stage is in numba_flash/stages/naive.py. It has a kernel for each step of Algorithm 0 (lesson 01). The first
-computes the scores, S = scale·QKᵀ, one thread for each element of S:
+The stage is in numba_flash/stages/naive.py. It has one kernel per step of Algorithm 0. The first computes the
+scores, S = scale·QKᵀ, with one thread per element of S:
 """)
 this.source(scores)
-this.text("""
-The grid has two axes over S and a third over the heads. `g` is the head of K and V, the same as `h` here.
-`real` is the type of the numbers, float32; `acc` is in a register. The comment at the end names the line of the
-paper's algorithm.
+this.text(f"""
+A thread needs two numbers here, a row and a column of S. So the block is a square of {side} × {side} threads, and a
+thread has two numbers in it, `cuda.threadIdx.x` and `cuda.threadIdx.y`, from 0 to {side - 1}. The grid has as many
+blocks as cover S, ⌈N/{side}⌉ = {across:,} along x and as many along y; its third axis, z, is for the heads.
+`cuda.grid(2)` is short for the two numbers of a thread in the whole grid, x first:
 
-Softmax has one thread for each row of S, which passes over it three times, for the maximum m, for the sum l,
-and for P:
+    cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x,
+    cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
+
+In a matrix x counts to the right: it is the column, here the key j. y counts downwards: it is the row, here the
+query i. So `j, i = cuda.grid(2)` has the column first, and S[h, i, j] has the row first. In the first block, the
+thread with x = 7 and y = 3 is the one for S[h, 3, 7]{"" if N > 7 else ", if S were that large"}.
+
+`h` is the head. `g` is the head of K and V: in some models several heads of Q share one, but here there are as
+many, and g equals h. `real` is the type of the numbers, float32. `acc` is in a register. A comment such as
+"Alg. 0, l. 1" names the line of the paper's algorithm.
 """)
-this.source(softmax, "m = real", "P[h")
+
+# %% The other two.
+this.part("Softmax and output")
 this.text("""
-And O = PV, one thread for each element of O:
+Softmax has one thread per row of S. It passes over the row three times, for the maximum m, for the sum l, and
+for P:
 """)
-this.source(output, "acc = real", "O[h")
+this.source(softmax)
+this.text("""
+O = PV has one thread per element of O. Here x counts the columns of O, t, and y the queries, i:
+""")
+this.source(output)
 
 # %% The prediction, by hand.
-this.part("The prediction")
+this.part("A prediction: the bill")
+this.ask("""
+For one head: how many threads of each kernel get past its guard, and how many elements of each tensor does one
+of them load or store? Write a formula in N and d for each of these:
+
+    scores     loads of Q, loads of K, stores of S
+    softmax    loads of S, stores of P
+    output     loads of P, loads of V, stores of O
+""")
 by_hand = [
     ("scores", "Q loads", "N² threads, d each", "N²d", N * N * d),
     ("", "K loads", "N² threads, d each", "N²d", N * N * d),
@@ -52,43 +81,44 @@ by_hand = [
 ]
 predicted = nf.predict("naive", n=N, d=d, heads=H)
 assert predicted.elements == H * sum(elements for *_, elements in by_hand)
-this.text("""
-Read off the kernels how many threads there are and what each of them loads and stores. For one head:
-""")
 this.show(report.table(["kernel", "tensor", "why", "formula", "elements"], by_hand), "")
 this.text(f"""
-The total is 4N²d + 5N² + Nd. For {H} head{'s' * (H > 1)} that is {predicted.elements:,} elements, and
+The total is 4N²d + 5N² + Nd. For {plural(H, "head")} that makes {plural(predicted.elements, "element")}, and
 `nf.predict` says the same.
 """)
 
 # %% The run.
 this.part("The run and its bill")
+this.running("naive")
 ideal = algorithm0(n=N, d=d, heads=H)
 with nf.ledger() as counted:
     out = nf.attention(*this.inputs, stage="naive", device=this.device)
 this.bill("naive", counted, predicted=predicted, algorithm0=ideal, below=this.exact("naive", out))
 this.text(f"""
 Predicted and counted agree in each line. Algorithm 0, which reads the operands of each step once, would move
-{ideal.elements:,} elements; this stage asks for {counted.elements / ideal.elements:.3g} times as many.
+{plural(ideal.elements, "element")}; this stage asks for {counted.elements / ideal.elements:.3g} times as many.
 
-The error is the largest over all elements of O, against NumPy in float64. "exact" means that it is within the
-bound for this sum in float32, which `numba_flash.testing.naive_bound` derives. Later lessons compare their own
-error with this one.
+The error is the largest over all elements of O, against NumPy in float64. float32 has 7 digits and rounds after
+each operation, so some error is to be expected. "exact" means that it is within the bound that such rounding
+sets for this sum, which `numba_flash.testing.naive_bound` derives. Later lessons compare their own error with
+this one.
 """)
 
 # %% The picture.
 i, j, corner, width = min(3, N - 1), min(7, N - 1), min(N, 12), min(d, 12)
+times, again = counted["Q"].loads // (H * N * d), counted["P"].loads // (H * N * N)
+part = ", corner" if max(N, d) > 12 else ""
 this.part("What one thread reads")
 this.show(report.tile_map(
-    report.Tiles("Q, corner", corner, width, [(i, t) for t in range(width)], f"row {i}: {d} loads"),
-    report.Tiles("K, corner", corner, width, [(j, t) for t in range(width)], f"row {j}: {d} loads"),
-    report.Tiles("S, corner", corner, corner, [(i, j)], "one store"),
+    report.Tiles(f"Q{part}", corner, width, [(i, t) for t in range(width)], f"row {i}: {plural(d, 'load')}"),
+    report.Tiles(f"K{part}", corner, width, [(j, t) for t in range(width)], f"row {j}: {plural(d, 'load')}"),
+    report.Tiles(f"S{part}", corner, corner, [(i, j)], "one store"),
 ), "")
 this.text(f"""
-A cell here is an element. The thread that computes S[{i}, {j}] reads row {i} of Q and row {j} of K. All N =
-{N:,} threads of that row of S read row {i} of Q again, and those of its column row {j} of K. So each element of
-Q and of K is loaded {counted['Q'].loads // (H * N * d):,} times, and each of V as often. A row of O has d = {d}
-threads that read the same row of P, so each element of P is loaded {d} times.
+A cell here is an element. The thread that computes S[{i}, {j}] reads row {i} of Q and row {j} of K. Each of the N
+threads in that row of S reads row {i} of Q, and each of the N threads in that column reads row {j} of K. So each
+element of Q and of K is loaded N times, here {times:,}, and each element of V as often. The d threads of a row of O
+all read the same row of P, so each element of P is loaded d times, here {again}.
 """)
 
 # %% Why the two columns agree, and what they do not say.
@@ -99,11 +129,12 @@ and d, and a count that differs by one means that the formula or the kernel is w
 worth predicting.
 """)
 this.part("What the bill does not say")
-kilobytes = report.in_bytes(4 * H * N * d)
+operands = 4 * H * (3 * N * d + N * N)
+fit = "so most of the repeated loads end there" if operands < 40e6 else "so part of the repeated loads ends there"
 this.text(f"""
 Counted is what the threads request. On a GPU not every request reaches HBM: caches keep what was read a moment
-ago. Q is {kilobytes} here, and the L2 cache of an A100 holds 40 MB (NVIDIA's A100 whitepaper), so most of the
-repeated loads end there. The traffic in the memory chips is nearer to Algorithm 0 than this bill is.
+ago. Q, K, V and P take {report.in_bytes(operands)} together here, and the L2 cache of an A100 holds 40 MB (NVIDIA's
+A100 whitepaper), {fit}. The traffic in the HBM chips is less than this bill, and nearer to Algorithm 0.
 
 But a request that a cache answers still takes its turn in the cache, on the way to it and in the kernel. And
 which requests a cache answers depends on what else runs at the time: nobody can predict it to the last element.
@@ -115,9 +146,9 @@ tiled = nf.predict("tiled", n=N, d=d, heads=H, blocks=T)
 this.part("What to delete first")
 share = sum(counted[tensor].loads for tensor in "QKPV") / counted.elements
 this.text(f"""
-{share:.1%} of the bill are loads of Q, K, P and V by the two products: the same elements over and over, often
-by threads of one block. Lesson 03 lets a block share what it loads: with tiles of side T = {T} the bill is
-{tiled.elements:,} elements.
+The loads of Q, K, P and V by the two products make up {share:.1%} of the bill: the same elements over and over,
+often by threads of one block. Lesson 03 lets the threads of a block share what they load: with tiles of T × T
+elements, T = {T} (--blocks), the bill would be {plural(tiled.elements, "element")}.
 """)
 this.part("Your turn")
 double = nf.predict("naive", n=2 * N, d=d, heads=H)
@@ -127,7 +158,7 @@ this.tries({
 })
 this.text(f"""
 Check yourself: how often is each element of S loaded, in all kernels together? And how often would an element
-of K be loaded if there were {N:,} queries and only one key? Answer, then ask:
+of K be loaded if there were only one key, and as many queries as now? Answer, then ask:
 
     import numba_flash as nf
     nf.predict("naive", n={N}, d={d})["S"].loads / {N}**2

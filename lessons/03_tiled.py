@@ -10,6 +10,7 @@ import numba_flash as nf
 from numba_flash import lesson, report
 from numba_flash.engine.model import STATIC_SHARED, THREADS
 from numba_flash.hbm.predict import algorithm0
+from numba_flash.lesson import plural
 from numba_flash.stages import tiled, tiles
 
 this = lesson.start("03 · tiled", stage="tiled", sizes="N = {n}, d = {d}, float32, {heads}, T = {blocks}")
@@ -18,49 +19,73 @@ Tr, Td = tiles(N, T), tiles(d, T)                            # tiles along N, ti
 
 this.part("The question")
 this.text("""
-In the naive stage (lesson 02) thousands of threads fetch the same rows of Q and K, each for itself. How much of
-that goes away if the threads of a block fetch together?
+In the naive stage (lesson 02) each row of Q is fetched by N threads, each for itself, and so is each row of K.
+How much of that goes away if the threads of a block fetch together?
+
+Shared memory, tile and barrier are from lesson 00 (parts 4, 7 and 8), the square block and `g` from lesson 02
+(part 2).
 """)
 
 # %% The kernel.
 scores = tiled.make_scores(T, float32)
 this.part("The kernel")
 this.text(f"""
-Cut the N × N scores into tiles of T × T, here {T} × {T}. A block of T × T threads computes one tile of S, one
-element a thread. For that the block needs T rows of Q and T rows of K, and it reads them in tiles too: it walks
-along d, {T} columns at a time, and at each step every thread loads one element of Q and one of K into shared
-memory. (numba_flash/stages/tiled.py)
+Cut the N × N scores into tiles of T × T, here {T} × {T} (--blocks sets T). A block of T × T threads computes
+one tile of S, one element per thread. For that it needs T rows of Q and T rows of K. It reads them in tiles too:
+it walks along d, T columns at a time, and in each step the block loads one tile of Q and one of K into shared
+memory, one element of each per thread. (numba_flash/stages/tiled.py)
 """)
-this.source(scores, "Q_i = cuda.shared")
+this.source(scores)
 this.text("""
-Each element that was loaded is now used by T threads. `load_or_zero` gives 0 outside the matrix, where a tile
-hangs over the edge, and loads nothing there. The product O = PV is computed in the same way, and softmax is the
-naive one.
+`row` is the query of the thread, `col` its key. A thread does not load what it uses: it loads its share of what
+all threads of the block use. Thread (tx, ty) loads Q_i[ty, tx] and K_j[ty, tx]. Row ty of Q_i belongs to the query
+of this thread, but row ty of K_j belongs to the key of another: the keys are numbered along x, so the key of this
+thread is in row tx. Hence `Q_i[ty, t] * K_j[tx, t]`. For T = 4, this is thread tx = 1, ty = 2:
+
+           Q_i              K_j              S, the tile
+    tx     0 1 2 3          0 1 2 3          0 1 2 3
+    ty 0   . . . .          . . . .          . . . .
+       1   . . . .          u u u u          . . . .
+       2   u L u u          . L . .          . w . .
+       3   . . . .          . . . .          . . . .
+
+    L  it loads this one            u  it uses these (and L in Q_i)
+    w  it writes this one: query in row 2, key in column 1
+
+The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
+threads. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge, and loads nothing there. The
+product O = PV is computed in the same way, and softmax is the naive one.
 """)
 
 # %% The prediction, by hand.
-this.part("The prediction")
+this.part("A prediction: the loads")
+this.ask("""
+Which lines of naive's bill change? Take an element of Q: how many blocks load it, and how often does each of
+them? Do the same for K, and then, in O = PV, for P and V; O has N rows and d columns. ⌈N/T⌉ is the number of
+tiles along N, ⌈d/T⌉ along d.
+""")
 by_hand = [
-    ("scores", "Q loads", "once a column of tiles", "N·d·⌈N/T⌉", N * d * Tr),
-    ("", "K loads", "once a row of tiles", "N·d·⌈N/T⌉", N * d * Tr),
+    ("scores", "Q loads", "once per column of tiles of S", "N·d·⌈N/T⌉", N * d * Tr),
+    ("", "K loads", "once per row of tiles of S", "N·d·⌈N/T⌉", N * d * Tr),
     ("", "S stores", "as before", "N²", N * N),
     ("softmax", "S loads", "as before", "3N²", 3 * N * N),
     ("", "P stores", "as before", "N²", N * N),
-    ("output", "P loads", "once a column of tiles", "N²·⌈d/T⌉", N * N * Td),
-    ("", "V loads", "once a row of tiles", "N·d·⌈N/T⌉", N * d * Tr),
+    ("output", "P loads", "once per column of tiles of O", "N²·⌈d/T⌉", N * N * Td),
+    ("", "V loads", "once per row of tiles of O", "N·d·⌈N/T⌉", N * d * Tr),
     ("", "O stores", "as before", "Nd", N * d),
 ]
 predicted = nf.predict("tiled", n=N, d=d, heads=H, blocks=T)
 assert predicted.elements == H * sum(elements for *_, elements in by_hand)
+whole = ", which is N²d/T because T divides N" if N % T == 0 else ", more than N²d/T, because T does not divide N"
 this.text(f"""
-In naive each element of Q was loaded once for each of N columns of S. Now it is loaded once for each column of
-tiles, and there are ⌈N/T⌉ = {Tr}. So N²d becomes N²d/T. The tiles of O are fewer, ⌈d/T⌉ = {Td} columns. For one
-head:
+In naive each element of Q was loaded once per column of S, N times. Now it is loaded once per column of tiles,
+⌈N/T⌉ = {Tr:,}. So N²d becomes N·d·⌈N/T⌉{whole}. O has ⌈d/T⌉ = {plural(Td, "column")} of tiles. For one head:
 """)
 this.show(report.table(["kernel", "tensor", "why", "formula", "elements"], by_hand), "")
 
 # %% The run.
 this.part("The run and its bill")
+this.running("naive, then tiled")
 ideal = algorithm0(n=N, d=d, heads=H)
 with nf.ledger() as before:
     naive_out = nf.attention(*this.inputs, stage="naive", device=this.device)
@@ -69,25 +94,33 @@ with nf.ledger() as counted:
 this.bill("tiled", counted, predicted=predicted, previous=("naive", before), algorithm0=ideal,
           below=this.exact("tiled", out, naive_out))  # fmt: skip
 this.text(f"""
-`x naive` is the count divided by that of naive: about 1/T = {1 / T:.3f} for the operands of both products, 1
-for the rest. "exact" means an error of at most twice naive's own and a few roundings
-(`numba_flash.testing.bound`).
+`/ naive` is the count divided by that of naive: ⌈N/T⌉/N = {Tr / N:.4g} for Q, K and V, ⌈d/T⌉/d = {Td / d:.4g} for P,
+and 1 for the rest.
+
+Both stages compute in float32, with 7 digits, and each operation rounds; so both differ a little from NumPy's
+float64. "exact" means that tiled's error is at most twice naive's, plus a few roundings
+(`numba_flash.testing.bound`): nothing but the order of its sums is different.
 """)
 totals = {"naive": before.elements, "tiled": counted.elements, "Algorithm 0": ideal.elements}
 this.show(report.bars(totals, "elements"), "")
 
 # %% The picture.
-by, bx = Tr // 3, Tr // 2
+by, bx, tall, wide = min(3, Tr - 1), min(7, Tr - 1), min(Tr, 12), min(Td, 12)
+queries, keys = min(T, N - by * T), min(T, N - bx * T)       # fewer than T at the edge
+along = ", from left to right" if Td > 1 else ""
+part = ", corner" if max(Tr, Td) > 12 else ""
 this.part("What one block reads")
 this.show(report.tile_map(
-    report.Tiles("Q", Tr, Td, [(by, t) for t in range(Td)], f"row {by} of tiles, read from left to right"),
-    report.Tiles("K", Tr, Td, [(bx, t) for t in range(Td)], f"row {bx} of tiles"),
-    report.Tiles("S", Tr, Tr, [(by, bx)], "the tile it writes"),
+    report.Tiles(f"Q{part}", tall, wide, [(by, t) for t in range(wide)], f"row {by} of tiles{along}"),
+    report.Tiles(f"K{part}", tall, wide, [(bx, t) for t in range(wide)], f"row {bx} of tiles{along}"),
+    report.Tiles(f"S{part}", tall, tall, [(by, bx)], "the tile it writes"),
 ), "")
+again = f"""All {Tr:,} blocks in that row of the grid read the same part of Q, and all {Tr:,} in that column the same
+part of K: those are the loads that are left."""
 this.text(f"""
-The block at column {bx} and row {by} of the grid reads T × d elements of Q and as many of K, and writes T × T
-of S. The {Tr} blocks of its row read the same part of Q, and the {Tr} of its column the same part of K: those
-are the loads that are left.
+A cell here is a tile, of {T} × {T} elements{" or fewer at an edge" if N % T or d % T else ""}. The block in row {by}
+and column {bx} of the grid reads {queries} × {d} elements of Q and {keys} × {d} of K, and writes {queries} × {keys}
+of S. {again if Tr > 1 else "It is the only one, so nothing is read twice."}
 """)
 
 # %% The price.
@@ -95,27 +128,35 @@ this.part("What a larger tile costs")
 sizes = sorted({4, 8, 16, 32, T})
 bills = {size: nf.predict("tiled", n=N, d=d, heads=H, blocks=size).elements for size in sizes}
 threads, memory = math.isqrt(THREADS), math.isqrt(STATIC_SHARED // 8)
-this.show(report.table(["T", "threads", "shared bytes", "elements", "x ideal"], [
+this.show(report.table(["T", "threads", "shared bytes", "elements", "/ ideal"], [
     [size, size * size, 2 * size * size * 4, bills[size], bills[size] / ideal.elements] for size in sizes
 ]), "")
 this.text(f"""
-A block has T² threads, and two tiles of T² elements of 4 bytes are 2·T²·4 bytes of shared memory. A block may
-have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes, so T = {threads} is the end, because of the threads.
-Shared memory would have room for T = {memory}. A thread that computes more than one element lifts that limit (a
-later stage).
+A block has T² threads, and two tiles of T² elements of 4 bytes take 2·T²·4 bytes of shared memory. A block may
+have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes, so T = {threads} is the end, because of the threads. Shared
+memory would have room for T = {memory}. A thread that computes more than one element lifts that limit (a later
+stage).
+
+A tile may be wider than what it covers. From T = d on, P is loaded once, and a larger T saves nothing more on it;
+the columns of Q_i and K_j past d hold zeros. From T = N on, Q, K and V are loaded once, too.
 """)
 
 # %% The barriers.
-this.part("Two barriers, and what each is for")
 small = 4
 Q, K, S = (np.ones((1, small, columns), np.float32) for columns in (2 * small, 2 * small, small))
+this.part("Two barriers, and what each is for")
+this.text(f"""
+The same kernel in tiles of {small} × {small}, first with one barrier removed, then with the other, in strict mode,
+which looks for races (lesson 00).
+""")
 for which, why in (
     (1, "A thread may read an element of a tile that its neighbour has not loaded yet. Barrier 1 says: complete."),
     (2, "A fast thread is a step ahead and overwrites a tile that a slow one still reads. Barrier 2 says: finished."),
 ):
-    this.text(f"The same kernel (tiles of {small} × {small}) without barrier {which}, in strict mode:")
+    kernel = tiled.make_scores(small, float32)
+    this.running(f"without barrier {which}, line {lesson.line_of(kernel, 'cuda.syncthreads()', which)}")
     try:
-        broken = lesson.without(tiled.make_scores(small, float32), "cuda.syncthreads()", which)
+        broken = lesson.without(kernel, "cuda.syncthreads()", which)
         nf.launch(broken, 1, (small, small), Q, K, S, np.float32(1), device="cpu", strict=True)
     except nf.errors.KernelError as error:
         this.fault(error)
@@ -126,27 +167,39 @@ this.part("What changed, and what did not")
 trips_before, trips_now = (5 * H * N * N / bill.elements for bill in (before, counted))
 work = [nf.flops(stage, n=N, d=d, heads=H, blocks=blocks) for stage, blocks in (("naive", None), ("tiled", T))]
 this.figures["flops"] = dict(zip(("naive", "tiled"), work))
+same = f"The arithmetic is the same, {work[0]:,} FLOPs in both stages."
+more = f"""The arithmetic is {work[0]:,} FLOPs in naive and {work[1]:,} here, more because tiles hang over an edge and
+their zeros are multiplied too."""
 this.text(f"""
-The arithmetic is the same, {work[0]:,} FLOPs in naive and {work[1]:,} here. (More where tiles hang over an
-edge: their zeros are multiplied too.) So are the numbers, up to the order of the sums. The loads of the
-operands are divided by T.
+{same if work[0] == work[1] else more} The results are the same, up to the order of the sums.
+
+The loads of Q, K and V are divided by N/⌈N/T⌉ = {N / Tr:.4g}, those of P by d/⌈d/T⌉ = {d / Td:.4g}. That is T where T
+divides N, or d for P, and less where it does not; for P it is never more than d, however large T is.
 
 S and P stay. The three steps are three kernels, and a kernel hands its result to the next through HBM: softmax
-needs a whole row of S, which {Tr} blocks have written. S stored, S loaded three times and P stored are 5N²
-elements, {trips_before:.1%} of naive's bill and {trips_now:.0%} of this one. Larger tiles leave them as they
-are. Lesson 04 begins to take them out.
+needs a whole row of S, which {plural(Tr, "block")} wrote. S stored, S loaded three times and P stored are 5N²
+elements, {trips_before:.1%} of naive's bill and {trips_now:.0%} of this one. Larger tiles leave them as they are. The
+next lessons take them out.
 """)
 
 this.part("Your turn")
-other, ragged = (32 if T != 32 else 16), N - N // 40
+other = 32 if T != 32 else 16
+ragged = next((n for n in (N - N // 40, N + 1, N + 2) if n % T and n != N), None)
 Q_loads, Q_then = counted["Q"].loads, H * N * d * tiles(N, other)
+enough = -(-N // (N // (2 * d))) if N >= 2 * d else None     # the smallest T with 2·N·d·⌈N/T⌉ ≤ N²
+then = "Then run the lesson with that T as --blocks." if enough else ""
+then += " What is in the way?" if enough and enough > threads else ""
 this.tries({
-    f"--blocks {other}": f"Loads of Q: {Q_then:,} instead of {Q_loads:,} elements. The total: {bills[other]:,}.",
-    f"--n {ragged}": "Where N is no multiple of T, tiles hang over the edges. The bill is still exact.",
-})
+    f"--blocks {other}": f"Loads of Q: {Q_then:,}, where now there are {Q_loads:,}. The total: {bills[other]:,}.",
+    **({f"--n {ragged}": "N is not a multiple of T, and tiles hang over the edges. The bill is still exact."}
+       if ragged else {f"--n {2 * N}": "Twice the length. Which lines of the bill are 4 times as much?"}),
+})  # fmt: skip
 this.text(f"""
-Check yourself: at which T would the scores kernel load as many elements of Q and K together as it stores of S?
-Work it out from the table of the prediction, check it with `nf.predict("tiled", n={N}, d={d}, blocks=T)`, which
-takes any T, and find out with --blocks why the kernel cannot run with it.
+Check yourself: from which T on, if from any, does the scores kernel load no more elements of Q and K together
+than it stores of S? Work it out from the table of the prediction, and check it with
+
+    nf.predict("tiled", n={N}, d={d}, blocks=T)
+
+which takes any T. {then}
 """)
 this.end()

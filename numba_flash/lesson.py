@@ -2,7 +2,8 @@
 
     this = lesson.start("03 · tiled", blocks=16, stage="tiled")     # reads the flags: this.n, this.d, this.blocks, ...
     this.part("The question")                                        # a heading; with --step it waits for Enter
-    this.text("One idea a paragraph.")
+    this.text("One idea per paragraph.")
+    this.ask("How many elements does it load?")                      # a break before the answer; --step waits here
     this.bill("tiled", counted, predicted=predicted)                 # prints the bill, keeps it for --json
     this.end()                                                       # writes what --json and --svg asked for
 
@@ -34,23 +35,37 @@ from .errors import KernelError
 from .hbm.ledger import KINDS
 from .hbm.predict import check_tile
 
-PROMPT = "[Enter: next part   Ctrl-D: all the rest   Ctrl-C: stop] "
+PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
+COMMENT = 20  # columns of a listing that a comment should have
 ROWS = 256  # queries whose reference is computed at once
+SIZES = "N = {n}, d = {d}, float32, {heads}"
 
 
-def start(name, *, n=1024, d=64, heads=1, blocks=16, seed=0, stage=None, sizes="N = {n}, d = {d}, float32, {heads}"):
+def start(
+    name, *, n=1024, d=64, heads=1, blocks=16, seed=0, stage=None, predict_only=False, sizes=SIZES, meanings=None
+):
     """Read the flags and check them, print the heading -> Lesson. A bad flag ends the script with exit status 2.
 
     name: number and title, "03 · tiled". n to seed: what the flags are when left out. stage: --blocks is the side T of
-    its tiles; without a stage it is the number of threads of a block. sizes: what the heading says of the run.
+    its tiles; without a stage it is the number of threads per block. predict_only: the lesson predicts that stage and
+    does not run it, so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d},
+    {heads}, {blocks} and {threads}. meanings: flag -> what --help says of it, where that is special to the lesson.
     """
     notebook = in_notebook()
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
-    parser = _parser(name, values, stage)
+    tile = f"T, the side of a tile of {stage}: " + ("predicted only" if predict_only else "T x T threads per block")
+    meaning = {
+        "n": "N, the number of queries and of keys",
+        "d": "d, the number of columns of a head",
+        "heads": "the number of heads",
+        "blocks": tile if stage else "threads per block",
+        "seed": "seed of the random input",
+    }
+    parser = _parser(name, values, stage, meaning | (meanings or {}))
     flags = parser.parse_args([] if notebook else sys.argv[1:])
     where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
     for what, check in (
-        ("argument --blocks", lambda: stage and check_tile(stage, flags.blocks, "float32")),
+        ("argument --blocks", lambda: stage and not predict_only and check_tile(stage, flags.blocks, "float32")),
         (where, lambda: device(flags.device)),
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
@@ -70,21 +85,20 @@ def in_notebook():
     return bool(re.search("ipykernel|colab_kernel", sys.argv[0] if sys.argv else ""))
 
 
-def _parser(name, values, stage):
+def _parser(name, values, stage, meaning):
     parser = argparse.ArgumentParser(description=report.to_ascii(f"Lesson {name}."))
-    for flag, least, most, meaning in (
-        ("n", 1, None, "N, the number of queries and of keys"),
-        ("d", 1, MAX_D, "d, the number of columns of a head"),
-        ("heads", 1, GRID_YZ, "the number of heads"),
-        ("blocks", 1, None if stage else THREADS, f"side T of a tile of {stage}" if stage else "threads of a block"),
-        ("seed", 0, None, "seed of the random input"),
+    for flag, sign, least, most in (
+        ("n", "N", 1, None),
+        ("d", "D", 1, MAX_D),
+        ("heads", "H", 1, GRID_YZ),
+        ("blocks", "T" if stage else "B", 1, None if stage else THREADS),
+        ("seed", "S", 0, None),
     ):
-        kind, sign = whole_number(least, most), flag[0].upper()
-        help = f"{meaning} (default: %(default)s)"
-        parser.add_argument(f"--{flag}", type=kind, default=values[flag], metavar=sign, help=help)
+        help = f"{meaning[flag]} (default: %(default)s)"
+        parser.add_argument(f"--{flag}", type=whole_number(least, most), default=values[flag], metavar=sign, help=help)
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
     parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
-    parser.add_argument("--step", action="store_true", help="wait for Enter between the parts")
+    parser.add_argument("--step", action="store_true", help="wait for Enter between the parts and before answers")
     parser.add_argument("--svg", metavar="FILE", help="write the output to FILE as a picture (.svg or .html)")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
     return parser
@@ -100,7 +114,7 @@ def whole_number(least, most):
             number = None
         if number is None or number < least or (most and number > most):
             reach = f"from {least:,} to {most:,}" if most else f"of {least} or more"
-            raise argparse.ArgumentTypeError(f"{text!r} will not do: give a whole number {reach}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number {reach}")
         return number
 
     return whole
@@ -112,7 +126,7 @@ def check_writable(path, suffixes=None):
         return
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
-        raise ValueError(f"{path!r} is no picture that can be written: end it in {' or '.join(suffixes)}")
+        raise ValueError(f"{path!r} is not a picture that can be written: end it in {' or '.join(suffixes)}")
     there = file.exists()
     try:
         file.open("a").close()
@@ -136,8 +150,10 @@ class Lesson:
         self.figures = {"lesson": name[:2], **used}
         self.figures |= {"device": device(self.device).name, "bills": {}, "errors": {}, "faults": []}
         self.parts = 0
-        heads = f"{self.heads} head" + "s" * (self.heads > 1)
-        sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks)
+        self.questions = 0
+        self.explained = False  # whether a bill has said what it counts
+        heads, threads = plural(self.heads, "head"), plural(self.blocks, "thread")
+        sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks, threads=threads)
         self.show(report.heading(f"Lesson {name}", sizes), "")
 
     # --- what is printed
@@ -152,15 +168,38 @@ class Lesson:
         self.show(report.prose(paragraphs))
 
     def part(self, title):
-        """Begin a part; with --step, first wait for Enter where there is somebody to press it."""
-        if self.parts and self.step and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
+        """Begin a part; with --step, first wait for Enter."""
+        if self.parts:
+            self.pause()
+        self.parts += 1
+        self.show(report.heading(f"{self.parts}. {title}"), "")
+
+    def waits(self):
+        """Whether --step is on and there is somebody to press Enter."""
+        return self.step and _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
+
+    def pause(self):
+        """With --step, wait for Enter where there is somebody to press it."""
+        if self.waits():
             try:
                 input(PROMPT)
             except EOFError:
                 self.step = False
                 print()
-        self.parts += 1
-        self.show(report.heading(f"{self.parts}. {title}"), "")
+            print()
+
+    def ask(self, question):
+        """Put a question and leave time for the answer, which comes next: a line between them; --step waits there."""
+        self.text(question)
+        self.questions += 1
+        how = " (On a terminal, --step has the lesson wait here.)" if self.questions == 1 and not self.waits() else ""
+        self.text(f"Write your answer down before you read on.{how}")
+        self.pause()
+        self.show(f" {'─' * 24} the answer {'─' * 24}", "")
+
+    def running(self, what):
+        """Say what runs now: it may take seconds."""
+        self.show(f" Running {what} ...", "")
 
     def source(self, kernel, first=None, last=None):
         """Print a kernel's source with line numbers: all of it, or from the line with `first` to that with `last`."""
@@ -172,9 +211,13 @@ class Lesson:
         self.show(*_listing(list(map(clean, lines)), number + begin, self.screen.width), "")
 
     def bill(self, name, counted, *, predicted, **how):
-        """Print a counted bill beside its prediction and keep both; `how` goes to `report.bill_table`."""
+        """Print a counted bill beside its prediction and keep both; `how` goes to `report.bill_table`.
+
+        The ledger's convention stands under the first bill of the lesson.
+        """
         self.keep_bill(name, counted, predicted)
-        self.show(report.bill_table(counted, predicted=predicted, **how), "")
+        self.show(report.bill_table(counted, predicted=predicted, convention=not self.explained, **how), "")
+        self.explained = True
 
     def counts(self, name, counted, *, predicted):
         """Print a small bill without the ledger's convention below it, and keep it."""
@@ -191,11 +234,14 @@ class Lesson:
         self.figures["bills"][name] = {kind: json.loads(bill.to_json()) for kind, bill in both.items()}
 
     def fault(self, error):
-        """Print what the engine says a kernel did wrong, and the line it happened in."""
+        """Print what the engine says a kernel did wrong, and the line it happened in, as something that was to come."""
         where = {name: getattr(error, name) for name in ("line", "block", "thread", "tensor")}
         self.figures["faults"].append({"kind": type(error).__name__, **where})
         file = Path(error.file).name.strip("<>")
-        self.text(f"{type(error).__name__}: {str(error).replace(error.file, file)}.")
+        said = str(error).replace(f"{error.file}, line {error.line}", f"line {error.line} of {file}")
+        said = f"{type(error).__name__}: {said.replace(error.file, file)}."
+        self.text("The engine stops it, as intended here, and says:")
+        self.text("\n".join(f"    {line}" for line in textwrap.wrap(said, self.screen.width - 6)))
         self.show(f"     line {error.line}:  {linecache.getline(error.file, error.line).strip()}", "")
 
     def tries(self, flags):
@@ -257,21 +303,34 @@ class Lesson:
             self.show(f" written: {file}")
 
 
+def plural(number, noun):
+    """A number and what it counts: 1 head, 3 heads."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def line_of(kernel, text, which=1):
+    """The number of the `which`-th line of a kernel that holds `text`. ValueError where there is no such line."""
+    function = function_of(kernel)
+    lines, number = inspect.getsourcelines(function)
+    places = [at for at, line in enumerate(lines, number) if text in line]
+    if len(places) < which:
+        raise ValueError(f"text={text!r} is in {len(places)} lines of {function.__name__}: there is no number {which}")
+    return places[which - 1]
+
+
 def without(kernel, text, which=1):
     """The same kernel without the `which`-th line that holds `text`; the other lines keep their numbers.
 
     Of an `if` or a loop its body remains. Raises ValueError where there is no such line.
     """
+    removed = line_of(kernel, text, which)
     function = function_of(kernel)
     lines, number = inspect.getsourcelines(function)
-    places = [at for at, line in enumerate(lines) if text in line]
-    if len(places) < which:
-        raise ValueError(f"text={text!r} is in {len(places)} lines of {function.__name__}: there is no number {which}")
-    at = places[which - 1]
+    at = removed - number
     opens_block = re.search(r":\s*(#.*)?$", lines[at])
     lines[at] = re.sub(r"\S.*", "if True:" if opens_block else "pass", lines[at])
     source = "\n" * (number - 1) + textwrap.dedent("".join(lines))
-    file = f"<{Path(function.__code__.co_filename).name} without line {number + at}>"
+    file = f"<{Path(function.__code__.co_filename).name} with line {removed} removed>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals, "__name__": __name__}
     exec(compile(source, file, "exec"), names)
@@ -279,29 +338,43 @@ def without(kernel, text, which=1):
 
 
 def _listing(lines, number, width):
-    """Source lines with numbers; comments in one column, or as near to it as fits, and above their line at worst."""
+    """Source lines with numbers; comments in one column, wrapped there, and above their line where it is too long."""
     parts = [re.fullmatch(r"(.*?)\s*(#.*)?", line).groups(default="") for line in lines]
-    column = max((len(code) for code, comment in parts if code and comment), default=0)
+    digits = len(str(number + len(lines)))
+    gutter = digits + 3
+    beside = [(code, comment) for code, comment in parts if code and comment]
+    longest = max((len(code) for code, _ in beside), default=0)
+    column = min(gutter + longest + 2, width - min(max((len(comment) for _, comment in beside), default=0), COMMENT))
     for at, (code, comment) in enumerate(parts, number):
-        gap = min(column - len(code), width - 8 - len(code) - len(comment)) if code and comment else 0
-        if gap < 0:
-            indent = " " * (6 + len(code) - len(code.lstrip()))
-            yield Text.assemble(indent, (comment, report.ACCENT))
-            comment = ""
-        space = " " * (gap + 2) if code and comment else ""
-        yield Text.assemble((f"{at:>4}  ", "dim"), code, space, (comment, report.ACCENT))
+        margin = f" {at:>{digits}}  "
+        if not code:
+            yield Text.assemble((margin, "dim"), (lines[at - number].rstrip(), report.ACCENT))
+            continue
+        indent = len(code) - len(code.lstrip())
+        fits = gutter + len(code) + 2 <= column
+        place = column if fits else gutter + indent
+        notes = textwrap.wrap(comment, width - place, subsequent_indent="# ")
+        if not fits:
+            yield from (Text.assemble(" " * place, (note, report.ACCENT)) for note in notes)
+            notes = []
+        first, *rest = textwrap.wrap(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
+        gap = " " * (column - gutter - len(code)) if notes else ""
+        yield Text.assemble((margin, "dim"), first, gap, ("".join(notes[:1]), report.ACCENT))
+        yield from (Text.assemble(" " * gutter, more) for more in rest)
+        yield from (Text.assemble(" " * place, (note, report.ACCENT)) for note in notes[1:])
 
 
 def roofline(bandwidth, roofs, points, width=report.WIDTH):
     """A roofline chart in log-log scale -> lines of text, at most `width` columns wide.
 
-    bandwidth: bytes a second. roofs: name -> operations a second. points: one-character mark -> operations a byte; each
-    stands on the line that bounds it, as fast as memory or the highest roof lets it be.
+    bandwidth: bytes per second. roofs: name -> operations per second. points: one-character mark -> operations per
+    byte; each stands on the line that bounds it, as fast as memory or the highest roof lets it be, and where two share
+    a place the larger one to the right.
     """
     top, named = max(roofs.values()), max(map(len, roofs))
     low = math.floor(math.log2(min(points.values()))) - 1
     high = math.ceil(math.log2(max(*points.values(), top / bandwidth))) + 1
-    step = max(1, min(4, (width - named - 8) // (high - low)))  # columns a doubling; a line a doubling
+    step = max(1, min(4, (width - named - 8) // (high - low)))  # columns per doubling; a line per doubling
 
     def place(intensity, roof):
         return round(math.log2(top / min(roof, bandwidth * intensity))), round((math.log2(intensity) - low) * step)
@@ -313,7 +386,7 @@ def roofline(bandwidth, roofs, points, width=report.WIDTH):
     for power in range(low, high + 1):
         if bandwidth * 2**power < top:
             cells[place(2**power, top)] = "/"
-    for mark, intensity in points.items():
+    for mark, intensity in sorted(points.items(), key=lambda point: point[1]):
         row, column = place(intensity, top)
         while cells.get((row, column), "/") not in "/─":
             column += 1

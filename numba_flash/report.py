@@ -30,11 +30,10 @@ LIT = "color(166)"
 WRONG = "bold color(167)"
 
 CONVENTION = (
-    "One access of one element of a kernel argument by one thread = one load or store; an atomic has a row of its own "
-    "and is one read and one write. Shared memory and registers are free. Counted is what the threads request. The "
-    "paper counts what blocks move between HBM and SRAM: the same once operands pass through shared tiles, and less "
-    "for naive. Caches make the traffic in DRAM differ again."
+    "One access of one element of a kernel argument by one thread = one load or store. Shared memory and registers are "
+    "free. {what} is what the threads request; caches make the traffic in the HBM chips differ."
 )
+ATOMICS = " An atomic has a row of its own, and is one read and one write."
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀᵈⁿⁱ", "0123456789+-Tdni", strict=True))
 _ASCII = {
@@ -49,12 +48,17 @@ _ASCII = {
 
 
 def to_ascii(text):
-    """`text` in ASCII: N² is N^2, Kᵀ K^T, ⌈x⌉ ceil(x), √x sqrt(x), N·d (a tight dot) N*d and a spaced dot a dash."""
+    """`text` in ASCII: N² is N^2, Kᵀ K^T, ⌈x⌉ ceil(x), √x sqrt(x), N·d (a tight dot) N*d and a spaced dot a dash.
+
+    N²d is N^2*d, because N^2d would read as N to the power 2d.
+    """
     if text.isascii():
         return text
     text = re.sub(r"(?<=\S)·(?=\S)", "*", text).replace("·", "-")
     text = re.sub(r"√(\w+)", r"sqrt(\1)", text)
-    text = re.sub(f"[{''.join(_SUPERSCRIPTS)}]+", lambda m: "^" + "".join(map(_SUPERSCRIPTS.get, m[0])), text)
+    high = "".join(_SUPERSCRIPTS)
+    text = re.sub(rf"([{high}])(?=[^\W{high}]|[(⌈⌊])", r"\1*", text)
+    text = re.sub(f"[{high}]+", lambda m: "^" + "".join(map(_SUPERSCRIPTS.get, m[0])), text)
     text = re.sub("[₀-₉]+", lambda m: "_" + unicodedata.normalize("NFKD", m[0]), text)
     text = unicodedata.normalize("NFKD", "".join(_ASCII.get(c, c) for c in text)).replace("⁄", "/")
     return "".join(c for c in text if not unicodedata.combining(c)).encode("ascii", "replace").decode()
@@ -154,9 +158,9 @@ def _ratio(value, to):
     if not to:
         return "new" if value else "-"
     ratio = value / to
-    if ratio and ratio < 5e-4:
-        return f"{ratio:.0e}"
-    return f"{ratio:.3f}" if ratio < 100 else f"{ratio:,.0f}"
+    if ratio and ratio < 1e-3:
+        return f"{ratio:.1e}"
+    return f"{(20_000 * value + to) // (2 * to) / 10_000:.4f}" if ratio < 100 else f"{ratio:,.0f}"  # a half goes up
 
 
 def heading(title, facts=""):
@@ -210,34 +214,37 @@ def table(header, rows):
     return _Drawing(draw)
 
 
-def bill_table(counted=None, *, predicted=None, previous=None, algorithm0=None, below=None):
-    """One bill by kernel and tensor: predicted, counted, their difference, and the ratio to the stage before.
+def bill_table(counted=None, *, predicted=None, previous=None, algorithm0=None, below=None, convention=True):
+    """One bill by kernel and tensor: predicted, counted, their difference, and the quotient by the stage before.
 
     `counted` and `predicted` are Bills, of which one may be missing; `previous` is (name, Bill) of the stage before;
     `algorithm0` is the Bill of the yardstick. A kernel that the stage before does not have is compared with all that
     stage's accesses to the tensor of the same name. `below` is an `error_line` that belongs to the bill. The ledger's
-    convention stands under it all.
+    convention stands under it all, unless `convention` is False.
     """
     bills = {name: bill for name, bill in (("predicted", predicted), ("counted", counted)) if bill is not None}
     if not bills:
         raise ValueError("counted=None and predicted=None leave nothing to show: pass one of them, or both")
     shown = list(bills.values())[-1]
     rows = _bill_rows(list(bills.values()), previous)
-    heads = [*bills, *["diff"] * (len(bills) - 1), *([f"x {previous[0]}"] if previous else [])]
+    heads = [*bills, *["difference"] * (len(bills) - 1), *([f"/ {previous[0]}"] if previous else [])]
     gone = _gone(shown, *previous) if previous else ""
+    explained = CONVENTION.format(what="Counted" if counted is not None else "Predicted")
+    explained += ATOMICS * any(bill.atomics for bill in bills.values())
 
     def draw(width, clean):
         for gap, stacked, brief in ((2, False, False), (1, False, False), (1, False, True), (1, True, True)):
             lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0))
             if max(sum(len(text) for text, _ in line) for line in lines) <= width:
                 break
-        yield [f" HBM bill, elements requested by the threads{_bytes_each(shown)}"]
+        yield [f" HBM bill in elements{_bytes_each(shown)}, as the threads request them"]
         yield from lines
         yield from ([f" {clean(line)}"] for line in textwrap.wrap(gone, width - 2))
         if below:
             yield from below.draw(width, clean)
-        yield []
-        yield from ([f" {line}"] for line in textwrap.wrap(CONVENTION, width - 2))
+        if convention:
+            yield []
+            yield from ([f" {line}"] for line in textwrap.wrap(explained, width - 2))
 
     return _Drawing(draw)
 
@@ -321,24 +328,24 @@ def _bill_lines(rows, heads, gap, stacked, brief, algorithm0):
     yield [(f" {'total':<{left}}{figures(columns[-1])}{notes(total)}", style)]
     if algorithm0 is not None:
         elements = total.numbers[-1]
-        times = f"this stage: {elements / algorithm0.elements:.3g} x ideal" if algorithm0.elements else ""
+        times = f"this stage: {elements / algorithm0.elements:.3g} times ideal" if algorithm0.elements else ""
         yield [(f" {ideal:<{left}}{space}{algorithm0.elements:>{sizes[0]},}   {times}".rstrip(), "")]
 
 
 def _brief(cell):
-    """A difference of more than 8 characters rounded, a head of more than 9 without its stage's name."""
+    """A difference of more than 8 characters rounded, a head of more than 9 in short."""
     if cell[:1] in "+-" and len(cell) > 8:
         return f"{int(cell.replace(',', '')):+.1e}"
-    return "x before" if cell[:2] == "x " and len(cell) > 9 else cell
+    if len(cell) > 9 and cell[:2] == "/ ":
+        return "/ before"
+    return "diff" if cell == "difference" else cell
 
 
 def _bytes_each(bill):
     sizes = sorted(
         {count.itemsize for tensors in bill.kernels.values() for count in tensors.values() if count.elements}
     )
-    if len(sizes) < 2:
-        return f" (x {sizes[0]} bytes)" if sizes else ""
-    return f" (of {' and '.join(map(str, sizes))} bytes)"
+    return f" of {' and '.join(map(str, sizes))} bytes" if sizes else ""
 
 
 def _gone(bill, name, before):

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +25,17 @@ ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 SHORT = ("--n", "64", "--d", "16")
 FAULTS = {"00": ["OutOfBounds", "RaceDetected"], "03": ["RaceDetected", "RaceDetected"]}
+LIMIT = 120  # seconds for one process
 KEYS = {"lesson", "n", "d", "heads", "blocks", "seed", "device", "bills", "errors", "faults"}
 unix_only = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal or signals of Unix")
+
+
+@pytest.fixture
+def as_in_the_background():
+    """These tests ignore Ctrl-C themselves, as they do where a script starts them in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def environment(**more):
@@ -32,16 +43,41 @@ def environment(**more):
     return plain | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | more
 
 
-def start(name, *flags, env=None, **how):
+def heed_ctrl_c():
+    """In a child: a script's background job (`python -m pytest &`) ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def started(command, **how):
+    """A process that heeds Ctrl-C, for the body of a `with`; killed if it still runs then, its pipes closed."""
+    if sys.platform != "win32":
+        how["preexec_fn"] = heed_ctrl_c
+    process = subprocess.Popen(command, cwd=ROOT, **how)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
+        process.wait(timeout=LIMIT)
+
+
+def finished(command, *, env=None, **how):
+    """Run a command to its end -> (status, output, errors)."""
     how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | how
-    command = [sys.executable, os.path.join("lessons", name), *flags]
-    return subprocess.Popen(command, cwd=ROOT, env=env or environment(), encoding="utf-8", **how)
+    with started(command, env=env or environment(), encoding="utf-8", **how) as process:
+        out, err = process.communicate(timeout=LIMIT)
+        return process.returncode, out, err
+
+
+def lesson_command(name, *flags):
+    return [sys.executable, os.path.join("lessons", name), *flags]
 
 
 def run(name, *flags, **how):
-    with start(name, *flags, **how) as process:
-        out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    return finished(lesson_command(name, *flags), **how)
 
 
 def agrees(out):
@@ -75,6 +111,49 @@ def test_output(name):
 
 
 @pytest.mark.parametrize("name", LESSONS)
+def test_a_question_comes_before_its_answer(name):
+    """Each has its own line with a question mark, a request to write, and a break before the figures."""
+    out = " ".join(short(name)[1].split())
+    answers = re.findall(r"(.{,400})Write your answer down before you read on\.(.{,60}) ─+ the answer ─+ ", out)
+    assert len(answers) == out.count("─ the answer ─") == {"00": 4}.get(name[:2], 1)
+    assert all("how many" in asked.lower() or "how often" in asked.lower() for asked, _ in answers)
+    assert [bool(more) for _, more in answers] == [True] + [False] * (len(answers) - 1)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_is_counted_is_said_once(name):
+    out = " ".join(short(name)[1].split())
+    assert out.count("One access of one element of a kernel argument by one thread = one load or store.") == 1
+
+
+@pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
+def test_a_fault_on_purpose_is_introduced(name):
+    lines = short(name)[1].splitlines()
+    faults = [at for at, line in enumerate(lines) if re.match(r" (OutOfBounds|RaceDetected): ", line)]
+    assert len(faults) == 2
+    assert all(lines[at - 2] == " The engine stops it, as intended here, and says:" for at in faults)
+    assert re.search(r"\(line \d+ of \w+\.py with line \d+ removed\), block \(", " ".join(" ".join(lines).split()))
+
+
+NOUNS = "heads?|threads?|blocks?|elements?|columns?|rows?|loads?|stores?|times|tiles?|FLOPs?"
+A_FOR_PER = rf"(?<!Which )\b({NOUNS}|once|one) an? (thread|block|element|tile|column|row|byte)\b"
+WRONG_PLURAL = r"(?<![\d.,×=*/+-] )(?<![\d.,])\b1 (heads|threads|blocks|elements|columns|rows|loads|stores|tiles)\b"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("flags", ["--n 64 --d 16", "--n 1 --d 1", "--n 8 --d 40 --heads 3 --blocks 1"])
+def test_wording(name, flags):
+    """'per' and not 'a', singulars, and no run that suggests itself."""
+    status, out, _ = run(name, *flags.split())
+    text = " ".join(out.split())
+    assert status == 0
+    assert not re.search(A_FOR_PER, text)
+    assert not re.search(WRONG_PLURAL, text)
+    for command in re.findall(r"^ +python lessons/\S+\.py (.*)$", out, re.MULTILINE):
+        assert set(zip(*[iter(command.split())] * 2)) != set(zip(*[iter(flags.split())] * 2))
+
+
+@pytest.mark.parametrize("name", LESSONS)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -88,6 +167,7 @@ def test_unusual_sizes_in_ascii(name, flags):
     assert (status, err) == (0, "")
     assert agrees(out)
     assert out.isascii() and not re.search(r"\?(?!\s)", out)  # nothing that ASCII cannot say
+    assert not re.search(r"\^\d[a-z(]", out)  # N^2d would be N to the power 2d
     assert max(map(len, out.splitlines())) <= report.WIDTH
 
 
@@ -172,11 +252,17 @@ def test_bad_flags(monkeypatch, capsys, name, flag, value, says):
     assert flag in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
 def test_bad_flags_of_a_script(name):
     status, out, err = run(name, "--blocks", "4000")
     assert (status, out) == (2, "")
     assert "argument --blocks: " in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["01_memory_bound.py", "02_naive.py"])
+def test_a_lesson_that_only_predicts_takes_any_tile(name):
+    status, out, err = run(name, *SHORT, "--blocks", "4000")
+    assert (status, err) == (0, "") and "T = 4000" in " ".join(out.split())
 
 
 def test_a_device_that_is_not_there():
@@ -193,6 +279,13 @@ def test_help():
     assert (status, err) == (0, "")
     for flag in ("n", "d", "heads", "blocks", "seed", "device", "step", "svg", "json"):
         assert f"--{flag}" in out
+    for name, says in (
+        ("03_tiled.py", "--blocks T T, the side of a tile of tiled: T x T threads per block (default: 16)"),
+        ("02_naive.py", "--blocks T T, the side of a tile of tiled: predicted only (default: 16)"),
+        ("00_cuda.py", "--blocks B B, the number of threads per block (default: 128)"),
+        ("00_cuda.py", "--n N N, the number of elements of the vector X"),
+    ):
+        assert says in " ".join(run(name, "--help")[1].split())
 
 
 # --- errors, the end of a pipe, Ctrl-C --------------------------------------------------------------------------------
@@ -227,24 +320,28 @@ this = lesson.start("99 · test", stage="tiled")
 def test_the_way_out(tmp_path, line, status, says):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(line=line), encoding="utf-8")
-    done = subprocess.run([sys.executable, script], env=environment(), capture_output=True, encoding="utf-8")
-    assert done.returncode == status
-    assert re.fullmatch(says, done.stderr)
+    ended, _, err = finished([sys.executable, script])
+    assert ended == status
+    assert re.fullmatch(says, err)
 
 
 @unix_only
 def test_a_reader_that_leaves_is_no_error():
-    with start("03_tiled.py", *SHORT) as process:
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    with started(lesson_command("03_tiled.py", *SHORT), env=environment(), **both) as process:
         process.stdout.readline()
         process.stdout.close()
+        process.wait(timeout=LIMIT)
         assert process.stderr.read() == ""
 
 
 @unix_only
-@pytest.mark.parametrize("name, when", [("02_naive.py", "4. The run"), ("03_tiled.py", "1. The question")])
-def test_ctrl_c(name, when):
+@pytest.mark.parametrize("name, when", [("02_naive.py", "5. The run"), ("03_tiled.py", "1. The question")])
+def test_ctrl_c(name, when, as_in_the_background):
     assert short(name)[0] == 0  # its kernels are compiled
-    with start(name, "--n", "8000", "--device", "cpu", start_new_session=True) as process:
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    command = lesson_command(name, "--n", "8000", "--device", "cpu")
+    with started(command, env=environment(), start_new_session=True, **both) as process:
         for line in process.stdout:
             if when in line:
                 break
@@ -270,8 +367,7 @@ def test_step_without_a_terminal_does_not_wait():
 @unix_only
 def test_step_with_standard_input_closed():
     command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "lessons/02_naive.py", *SHORT, "--step"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, encoding="utf-8")
-    assert (done.returncode, done.stdout, done.stderr) == (0, short("02_naive.py")[1], "")
+    assert finished(command, stdin=None) == (0, short("02_naive.py")[1], "")
 
 
 TAKE_TERMINAL = """\
@@ -284,35 +380,50 @@ os.execv(sys.argv[1], sys.argv[1:])
 def on_a_terminal(name, *flags, keys):
     """Run a lesson on a pseudo-terminal, type the next of `keys` at each prompt -> (status, all that was on screen)."""
     terminal, its_end = os.openpty()
-    command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, f"lessons/{name}", *flags]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), its_end)
-    env = environment(TERM="xterm-256color")
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams) as process:
-        os.close(its_end)
-        screen, typed = b"", 0
-        while part := _read(terminal):
-            screen += part
-            while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
-                time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
-                os.write(terminal, keys[typed])
-                typed += 1
-        os.close(terminal)
-    return process.returncode, screen.decode()
+    try:
+        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, f"lessons/{name}", *flags]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), its_end)
+        with started(command, env=environment(TERM="xterm-256color"), start_new_session=True, **streams) as process:
+            os.close(its_end)
+            its_end = None
+            screen, typed = b"", 0
+            while part := _read(terminal):
+                screen += part
+                while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
+                    time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
+                    os.write(terminal, keys[typed])
+                    typed += 1
+            status = process.wait(timeout=LIMIT)
+    finally:
+        for end in (terminal, its_end):
+            if end is not None:
+                os.close(end)
+    return status, screen.decode()
 
 
 def _read(terminal):
+    if not select.select([terminal], [], [], LIMIT)[0]:
+        raise TimeoutError(f"nothing on the screen for {LIMIT} s")
     try:
         return os.read(terminal, 4096)
     except OSError:  # the other end is closed
         return b""
 
 
+def prompts(screen):
+    """How many parts and answers a lesson that printed `screen` waits before."""
+    return len(re.findall(r"^ \d+\. |─ the answer ─", screen, re.MULTILINE)) - 1
+
+
 @unix_only
 def test_step_waits_on_a_terminal():
     status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\n"] * 20)
-    parts = len(re.findall(r"^ \d+\. ", short("02_naive.py")[1], re.MULTILINE))
     assert status == 0
-    assert screen.count(lesson.PROMPT) == parts - 1
+    assert screen.count(lesson.PROMPT) == prompts(short("02_naive.py")[1]) > 9
+    lines = re.sub(r"\x1b\[[\d;]*m", "", screen).splitlines()
+    for at, line in enumerate(lines):
+        if lesson.PROMPT in line:
+            assert line.startswith(" [") and lines[at + 1] == "" and re.match(r" (\d+\. |─)", lines[at + 2])
     assert "\x1b[" in screen  # bold and colour
 
 
@@ -325,7 +436,7 @@ def test_step_and_ctrl_d_goes_on_to_the_end():
 
 
 @unix_only
-def test_step_and_ctrl_c_leaves():
+def test_step_and_ctrl_c_leaves(as_in_the_background):
     status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\x03"])
     assert status == 130
     assert screen.endswith("stopped by Ctrl-C\r\n") and "Traceback" not in screen
@@ -349,9 +460,9 @@ assert sys.excepthook is sys.__excepthook__
 @pytest.mark.parametrize("name", LESSONS)
 def test_opens_as_a_notebook(name):
     command = [sys.executable, "-c", NOTEBOOK, os.path.join("lessons", name)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, encoding="utf-8")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"python -m numba_flash lessons {name[:2]} --" in done.stdout
+    status, out, err = finished(command)
+    assert (status, err) == (0, "")
+    assert f"python -m numba_flash lessons {name[:2]} --" in out
 
 
 # --- the parts of lesson.py -------------------------------------------------------------------------------------------
@@ -372,7 +483,9 @@ def test_without_takes_out_one_line_and_keeps_the_numbers():
         nf.launch(lesson.without(doubled, "if i <"), 1, 4, x, x.copy(), device="cpu")
     line = doubled.py_func.__code__.co_firstlineno + 4 if hasattr(doubled, "py_func") else caught.value.line
     assert caught.value.line == line
-    assert f"test_lessons.py without line {line - 1}" in caught.value.file
+    assert f"test_lessons.py with line {line - 1} removed" in caught.value.file
+    assert lesson.line_of(doubled, "if i <") == line - 1
+    assert lesson.line_of(doubled, "syncthreads", 2) == line + 2
     with pytest.raises(ValueError, match="in 2 lines of doubled"):
         lesson.without(doubled, "syncthreads", 3)
     T, real = 4, float32
@@ -392,13 +505,28 @@ def test_without_takes_out_one_line_and_keeps_the_numbers():
         nf.launch(lesson.without(shared, "syncthreads"), 1, 4, Y, device="cpu", strict=True)
 
 
-def test_listing_keeps_within_the_width():
-    moves, above = "    y = 1" + " " * 60 + "# a comment that fits when it moves", "    z = 2" * 6 + "  # " + "w" * 40
-    lines = ["if x:  # short", moves, above]
-    printed = [text.plain for text in lesson._listing(lines, 98, 80)]
-    assert [text[:6] for text in printed] == ["  98  ", "  99  ", "      ", " 100  "]
+def listing(*lines, number=98):
+    printed = [text.plain for text in lesson._listing(list(lines), number, 80)]
     assert max(map(len, printed)) <= 80
-    assert [text.partition("#")[2] for text in printed][:2] == [" short", " a comment that fits when it moves"]
+    return printed
+
+
+def test_the_comments_of_a_listing_are_in_one_column():
+    long = "    cuda.syncthreads()  # nobody still reads what the next step of the walk along d overwrites"
+    printed = listing("for t0 in range(0, Q.shape[2], T):  # walk", long, "    x = 1", "# alone")
+    assert [line[:6] for line in printed] == ["  98  ", "  99  ", "      ", " 100  ", " 101  "]
+    assert [line.index("#") for line in printed if "#" in line] == [42, 42, 42, 6]
+    assert " ".join(line.partition("# ")[2] for line in printed[1:3]) == long.partition("# ")[2]
+
+
+def test_a_listing_keeps_within_the_width():
+    code = "    K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)"
+    assert listing(code, number=53) == [f" 53  {code}"]
+    assert listing("    " + code + " + more", number=53)[1].strip() == "+ more"
+    above = listing("if x:  # short", "    z = 2" + " + 2" * 14 + "  # " + "w" * 40)
+    assert [line.partition("#")[2] for line in above] == [" short", " " + "w" * 40, ""]
+    end = listing("P[h, i, j] = math.exp(S[h, i, j] - m) / (l + 12345678)  # Alg. 0, l. 2")
+    assert len(end) == 1 and end[0].endswith(")  # Alg. 0, l. 2")
 
 
 def test_roofline():
@@ -408,6 +536,9 @@ def test_roofline():
     assert all(chart.count(mark) == 1 for mark in "bcd")
     roof = next(line for line in lines if line.startswith(" fast"))
     assert all(mark in roof for mark in "bcd")  # at 32 operations a byte memory is as fast as the roof
+    assert roof.index("c") < roof.index("d")
+    near = lesson.roofline(2.0, {"fast": 64.0}, {"a": 1.01, "b": 1.02, "c": 1.0})
+    assert any("cab" in line for line in near)  # in the order of their intensities
     rows = [next(at for at, line in enumerate(lines) if mark in line.partition("│")[2]) for mark in "ba"]
     assert rows[1] - rows[0] == 5  # five doublings below
     assert all(len(line) <= 60 for line in lesson.roofline(2.0, {"fast": 64.0}, {"a": 1.0}, width=60))

@@ -66,14 +66,14 @@ def test_version_and_help(run):
     ("line", "says"),
     [
         ("nothing", "invalid choice: 'nothing'"),
-        ("bill --n -1", "argument --n: '-1' will not do: give a whole number of 0 or more"),
-        ("bill --n 1e6", "'1e6' will not do"),
-        ("bill --d 0", "argument --d: '0' will not do: give a whole number of 1 or more"),
+        ("bill --n -1", "argument --n: '-1' is not valid: give a whole number of 0 or more"),
+        ("bill --n 1e6", "'1e6' is not valid"),
+        ("bill --d 0", "argument --d: '0' is not valid: give a whole number of 1 or more"),
         ("bill --d 300", "d = 300"),
         ("bill --heads 3 --kv-heads 2", "heads=3 is no multiple of kv_heads=2"),
         ("bill --heads 70000 --n 1", "70,000 heads"),
         ("bill --blocks 64", "blocks=(64, 64)"),
-        ("bill --blocks 0", "argument --blocks: '0' will not do"),
+        ("bill --blocks 0", "argument --blocks: '0' is not valid"),
         ("bill --stage naive --blocks 8", "'naive' has no tiles"),
         ("bill --stage flash9", "invalid choice: 'flash9'"),
         ("bill --dtype float16", "invalid choice: 'float16'"),
@@ -81,9 +81,9 @@ def test_version_and_help(run):
         ("bill --json no/such/folder/file", "the folder of 'no/such/folder/file' does not exist"),
         ("bill --json .", "cannot be written"),
         ("bill --more", "unrecognized arguments: --more"),
-        ("bench --n 0", "argument --n: '0' will not do"),
-        ("bench --d 257", "argument --d: '257' will not do: give a whole number from 1 to 256"),
-        ("bench --repeats 0", "argument --repeats: '0' will not do"),
+        ("bench --n 0", "argument --n: '0' is not valid"),
+        ("bench --d 257", "argument --d: '257' is not valid: give a whole number from 1 to 256"),
+        ("bench --repeats 0", "argument --repeats: '0' is not valid"),
         ("doctor --json no/such/folder/file", "does not exist"),
         ("lessons 99", "lesson '99' is unknown: the lessons are 00_"),
     ],
@@ -218,7 +218,7 @@ def test_a_lesson_of_the_course_runs(tmp_path):
     assert json.loads(file.read_text())["n"] == 40
     done = command("lessons", "02", "--n", "many")
     assert done.returncode == 2
-    assert "argument --n: 'many' will not do" in done.stderr
+    assert "argument --n: 'many' is not valid" in done.stderr
 
 
 # --- bill -------------------------------------------------------------------------------------------------------------

@@ -46,26 +46,23 @@ def lesson_03(n=1024, d=64, T=16, **more):
 
 
 SAMPLE = """\
- HBM bill, elements requested by the threads (x 4 bytes)
-                      predicted     counted  diff  x naive
- scores   Q  loads    4,194,304   4,194,304     0    0.062
-          K  loads    4,194,304   4,194,304     0    0.062
-          S  stores   1,048,576   1,048,576     0    1.000
- softmax  S  loads    3,145,728   3,145,728     0    1.000
-          P  stores   1,048,576   1,048,576     0    1.000
- output   P  loads    4,194,304   4,194,304     0    0.062
-          V  loads    4,194,304   4,194,304     0    0.062
-          O  stores      65,536      65,536     0    1.000
- total               22,085,632  22,085,632     0    0.081  88.3 MB
- Algorithm 0, ideal   4,456,448   this stage: 4.96 x ideal
+ HBM bill in elements of 4 bytes, as the threads request them
+                      predicted     counted  difference  / naive
+ scores   Q  loads    4,194,304   4,194,304           0   0.0625
+          K  loads    4,194,304   4,194,304           0   0.0625
+          S  stores   1,048,576   1,048,576           0   1.0000
+ softmax  S  loads    3,145,728   3,145,728           0   1.0000
+          P  stores   1,048,576   1,048,576           0   1.0000
+ output   P  loads    4,194,304   4,194,304           0   0.0625
+          V  loads    4,194,304   4,194,304           0   0.0625
+          O  stores      65,536      65,536           0   1.0000
+ total               22,085,632  22,085,632           0   0.0807  88.3 MB
+ Algorithm 0, ideal   4,456,448   this stage: 4.96 times ideal
  error against float64  3.1e-07    naive's own  3.3e-07    exact
 
  One access of one element of a kernel argument by one thread = one load or
- store; an atomic has a row of its own and is one read and one write. Shared
- memory and registers are free. Counted is what the threads request. The paper
- counts what blocks move between HBM and SRAM: the same once operands pass
- through shared tiles, and less for naive. Caches make the traffic in DRAM
- differ again.
+ store. Shared memory and registers are free. Counted is what the threads
+ request; caches make the traffic in the HBM chips differ.
 """
 
 
@@ -90,15 +87,21 @@ def test_bills_of_different_element_size_differ():
     single, double = (predict("naive", n=8, d=4, dtype=dtype) for dtype in ("float32", "float64"))
     text = printed(report.bill_table(double, predicted=single))
     assert text.count("bytes differ") == 8
-    assert "(x 8 bytes)" in text
+    assert "in elements of 8 bytes, as" in text
     mixed = Bill({"scores": {"Q": Count(8, itemsize=4), "mask": Count(8, itemsize=1)}})
-    assert "(of 1 and 4 bytes)" in printed(report.bill_table(mixed))
+    assert "in elements of 1 and 4 bytes, as" in printed(report.bill_table(mixed))
 
 
 def test_one_bill_alone_and_none():
     bill = predict("naive", n=8, d=4)
     for name in ("counted", "predicted"):
-        assert printed(report.bill_table(**{name: bill})).splitlines()[1].split() == [name]
+        text = printed(report.bill_table(**{name: bill}))
+        assert text.splitlines()[1].split() == [name]
+        words = " ".join(text.split())
+        other = {"counted": "Predicted", "predicted": "Counted"}[name]
+        assert f"{name.capitalize()} is what the threads request" in words and other not in words
+        assert "atomic" not in text
+        assert "free" not in printed(report.bill_table(**{name: bill}, convention=False))
     assert "0 B" in printed(report.bill_table(Bill(), algorithm0=algorithm0(n=0, d=4)))
     with pytest.raises(ValueError, match="counted=None and predicted=None"):
         report.bill_table()
@@ -107,6 +110,7 @@ def test_one_bill_alone_and_none():
 def test_atomics_have_a_row_and_count_twice():
     with ledger() as bill:
         record("histogram", (1, 1, 1), (32, 1, 1), {"bins": (4, 0, 0, 32), "x": (4, 32, 0, 0)})
+    assert "An atomic has a row of its own" in " ".join(printed(bill).split())
     rows = [line.split() for line in printed(bill).splitlines()]
     assert ["histogram", "bins", "atomics", "32"] in rows
     assert ["total", "96", "384", "B"] in rows
@@ -116,8 +120,31 @@ def test_a_stage_with_other_kernels_is_compared_by_tensor_and_says_what_is_gone(
     before = ("tiled", predict("tiled", n=64, d=16))
     flash2 = Bill({"flash2": {"Q": Count(loads=1024), "K": Count(loads=2048), "L": Count(stores=64)}})
     lines = printed(report.bill_table(flash2, previous=before)).splitlines()
-    assert [line.split()[-1] for line in lines[2:5]] == ["0.250", "0.500", "new"]
+    assert [line.split()[-1] for line in lines[2:5]] == ["0.2500", "0.5000", "new"]
     assert " gone since tiled: S stores, S loads, P stores, P loads, V loads, O stores" in lines
+
+
+@pytest.mark.parametrize(
+    ("value", "to", "text"),
+    [
+        (1, 16, "0.0625"),
+        (1, 32, "0.0313"),  # as by hand: a half goes up
+        (3, 1024, "0.0029"),
+        (1, 4096, "2.4e-04"),
+        (0, 5, "0.0000"),
+        (5, 5, "1.0000"),
+        (123_456, 1000, "123"),
+        (7, 0, "new"),
+        (0, 0, "-"),
+    ],
+)
+def test_quotients(value, to, text):
+    before = Bill({"scores": {"Q": Count(loads=to), "K": Count(loads=1)}})
+    now = Bill({"scores": {"Q": Count(loads=value), "K": Count(loads=1)}})
+    table = report.bill_table(now, previous=("naive", before))
+    lines = [line.split() for line in printed(table).splitlines()]
+    assert report._ratio(value, to) == text
+    assert not value or lines[2][-1] == text
 
 
 @given(
@@ -148,9 +175,10 @@ def test_a_bill_that_is_far_off_still_fits():
     ("text", "ascii_text"),
     [
         ("Lesson 03 · tiled – naïve — N × N", "Lesson 03 - tiled - naive - N x N"),
-        ("S = QKᵀ·scale, 4·N²⌈d/T⌉ + √d − √(2d)", "S = QK^T*scale, 4*N^2ceil(d/T) + sqrt(d) - sqrt(2d)"),
+        ("S = QKᵀ·scale, 4·N²⌈d/T⌉ + √d − √(2d)", "S = QK^T*scale, 4*N^2*ceil(d/T) + sqrt(d) - sqrt(2d)"),
         ("10⁻⁸ ≤ x ≥ m₁, m̃ ≠ −∞ ± ½", "10^-8 <= x >= m_1, m~ != -inf +/- 1/2"),
-        ("Θ(N²d²/M) → σ ≈ 2 …", "Theta(N^2d^2/M) -> sigma ~ 2 ..."),
+        ("Θ(N²d²/M) → σ ≈ 2 …", "Theta(N^2*d^2/M) -> sigma ~ 2 ..."),
+        ("N²d, N²(2d + 1), QKᵀ, 5N² elements, O(N²)", "N^2*d, N^2*(2d + 1), QK^T, 5N^2 elements, O(N^2)"),
         ("“P” ∘ ‘dP’ • ■░█│ 漢", "\"P\" * 'dP' * #.#| ?"),
         ("plain", "plain"),
     ],

@@ -139,7 +139,7 @@ class Bill:
                     lines.append(f"{kernel}: {tensor} {kind} {x:,} against {y:,} ({x - y:+,})")
             if a.elements and b.elements and a.itemsize != b.itemsize:
                 by = a.itemsize - b.itemsize
-                lines.append(f"{kernel}: {tensor} bytes an element {a.itemsize} against {b.itemsize} ({by:+})")
+                lines.append(f"{kernel}: {tensor} bytes per element {a.itemsize} against {b.itemsize} ({by:+})")
         return lines
 
     def to_json(self):

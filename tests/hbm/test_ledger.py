@@ -162,7 +162,7 @@ def test_diff_names_kernel_tensor_kind_and_figures():
         "scores: Q loads 1,000 against 2,500 (-1,500)",
         "scores: S loads 0 against 7 (-7)",
         "scores: S stores 7 against 0 (+7)",
-        "scores: S bytes an element 4 against 8 (-4)",
+        "scores: S bytes per element 4 against 8 (-4)",
         "output: O atomics 0 against 1 (-1)",
     ]
     with pytest.raises(TypeError, match="other=3"):
