@@ -43,6 +43,7 @@ def scale(X, Y, factor):
 
 
 guard, idle = lesson.line_of(scale, "if i < X"), grid * B - N
+ragged = f"--n {N + 1}" if B > 1 else f"--blocks {next(b for b in range(32, THREADS) if N % b)}"
 more = f", {idle:,} more than there are elements. The guard in line {guard} lets those do nothing"
 this.part("Thread, block, grid")
 this.source(scale)
@@ -66,6 +67,9 @@ some = sorted({(0, 0), (0, B - 1), (grid // 2, B // 2), (grid - 1, (N - 1) % B),
 does = [[b, t, b * B + t, f"Y[{b * B + t}] = factor * X[{b * B + t}]" if b * B + t < N else "nothing"] for b, t in some]
 this.show(report.table(["block", "thread", "i", "what it does"], does), "")
 this.text(f"""
+32 threads of a block form a warp and run together. When neighbours in a warp read neighbouring addresses, one
+transaction of memory serves them. A later lesson measures that; the bill here counts requests.
+
 The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one is a
 store. This course counts them. A launch names the kernel, the number of blocks, the number of threads per block
 and the arguments:
@@ -90,8 +94,7 @@ Now the same launch of the same kernel with line {guard}, the guard, removed.
 """)
 try:
     nf.launch(lesson.without(scale, "if i < X"), grid, B, x, np.empty_like(x), np.float32(2), device="cpu")
-    run = f"--n {N + 1}" if B > 1 else f"--blocks {next(b for b in range(32, THREADS) if N % b)}"
-    this.text(f"N = {N:,} is a multiple of {B:,}: no thread is past the end, nothing happens. Run with {run}.")
+    this.text(f"N = {N:,} is a multiple of {B:,}: no thread is past the end, nothing happens. Run with {ragged}.")
 except nf.errors.OutOfBounds as error:
     b, t = error.block[0], error.thread[0]
     this.fault(error)
@@ -101,8 +104,9 @@ except nf.errors.OutOfBounds as error:
     element of X is number {N - 1:,}.
 
     Here every index is checked, and the launch stops at the first that is wrong: the load of X[{b * B + t}]. A GPU
-    checks nothing. It would load whatever lies behind X in memory, then store the product over whatever lies
-    behind Y, and go on.
+    does not check the index. It would load whatever lies behind X in memory, then store the product over whatever
+    lies behind Y. Where that memory is not mapped, the launch fails with an error. Where it is yours, your data are
+    changed, and nothing tells you.
     """)
 
 # %% Where numbers live.
@@ -225,7 +229,7 @@ X, B = {plural(B, "element")}, and with the neighbour at each end; B2 is B + 2. 
 within its block. Then every thread reads three elements of the tile, which is free.
 
 In between is a barrier: at `cuda.syncthreads()` a thread waits until all threads of its block have come that
-far. Only then is the tile complete.
+far. Only then is the tile complete. So the barrier stands outside the guard: idle threads must come to it, too.
 """)
 this.ask("How many elements of X does `smooth_shared` load? Think of one block first, then of its neighbours.")
 this.text(f"""
@@ -260,8 +264,7 @@ this.text("""
 Error against float64: {smooth:.1e} for smooth, {smooth_shared:.1e} for smooth_shared.
 
 That is not a fault. A float32 number has 24 binary digits, about 7 decimal ones, so that each operation rounds
-its result, by up to 6 parts in 10⁸. Where the bill of a later lesson says "exact", the error is one that such
-rounding explains.
+its result, by up to 6 parts in 10⁸. Later bills end with such an error, beside what rounding explains.
 """.format(**errors))
 
 # %% The barrier is needed.
@@ -279,6 +282,40 @@ except nf.errors.RaceDetected as error:
     this.fault(error)
     this.text("""
     On a GPU the result of a race may be right today and wrong tomorrow, and there is no message.
+    """)
+
+
+# %% The barrier outside the guard.
+def make_barrier_inside(B):
+    @cuda.jit
+    def barrier_inside(X, Y):
+        tile = cuda.shared.array(B, float32)
+        i = cuda.grid(1)
+        tx = cuda.threadIdx.x
+        if i < X.shape[0]:                                   # the guard
+            tile[tx] = X[i]
+            cuda.syncthreads()
+            Y[i] = tile[tx] - tile[0]                        # less the first element of the block
+
+    return barrier_inside
+
+
+this.part("A barrier inside the guard")
+barrier_inside = make_barrier_inside(B)
+this.source(barrier_inside)
+inside = lesson.line_of(barrier_inside, "cuda.syncthreads()")
+this.text(f"""
+A common slip, here on purpose: line {inside} has the barrier inside the guard, where idle threads never come.
+""")
+try:
+    nf.launch(barrier_inside, grid, B, x, np.empty_like(x), device="cpu")
+    this.text(f"N = {N:,} is a multiple of {B:,}: no thread is idle, all come to the barrier. Run with {ragged}.")
+except nf.errors.BarrierDivergence as error:
+    this.fault(error)
+    this.text("""
+    Either all threads of a block come to a barrier, or none does. On a GPU a kernel that breaks this rule may hang,
+    give wrong results, or seem to work. The way out is that of `smooth_shared`: guard the loads and stores, and
+    leave the barrier outside.
     """)
 
 # %% What ran here.

@@ -88,8 +88,9 @@ with nf.ledger() as counted:
 this.bill("naive", counted, predicted=predicted, algorithm0=ideal, below=this.exact("naive", out))
 this.text("""
 The last line of the bill itself compares the output with NumPy's in float64, which has 16 digits. float32 has 7
-and rounds after each operation, so no kernel gets all of them right. "exact" means that the error is one that
-this rounding explains: nothing was approximated.
+and rounds after each operation, so no kernel gets all of them right. "worst case of rounding" is what that could
+add up to at most. An error beyond it would be a fault of the kernel; an error within it does not prove that there
+is none.
 """)
 
 # %% Operations for each byte.
@@ -97,8 +98,8 @@ this.part("Arithmetic intensity")
 tiled = nf.predict("tiled", n=N, d=d, heads=H, blocks=T).elements
 total = sum(flops.values())
 steps = {step: (flops[step], moved[step]) for step in flops}
-steps |= {"Algorithm 0": (total, ideal.elements), "naive": (total, counted.elements)}
-steps |= {f"tiled, T = {T}": (nf.flops("tiled", n=N, d=d, heads=H, blocks=T), tiled)}
+steps |= {"Algorithm 0": (total, ideal.elements), "naive, requests": (total, counted.elements)}
+steps |= {"tiled, requests": (nf.flops("tiled", n=N, d=d, heads=H, blocks=T), tiled)}
 steps |= {"S, P on chip": (total, 4 * H * N * d)}
 marks = "abcdefg"
 this.text(f"""
@@ -111,6 +112,11 @@ this.show(report.table(["", "step", "FLOPs", "elements", "FLOP/byte: float32", "
     [mark, step, work, elements, work / elements / 4, work / elements / 2]
     for mark, (step, (work, elements)) in zip(marks, steps.items())
 ]), "")
+this.text("""
+The elements of e and f are requests, not traffic of HBM: threads of a warp (lesson 00) that ask for the same
+element get it by one load, and caches answer many other requests, so that such a kernel may run faster than HBM
+could serve them all.
+""")
 
 # %% The roofline.
 this.part("The roofline")
@@ -120,38 +126,58 @@ An A100 with 40 GB moves {BANDWIDTH / 1e12:.3f} TB/s from and to HBM. It compute
 float32, and {TENSOR / 1e12:.0f} TFLOP/s on its tensor cores, which multiply matrices of float16 (NVIDIA A100
 datasheet; the paper gives 1.5–2.0 TB/s).
 
-A step with x FLOP/byte runs no faster than x times {BANDWIDTH / 1e12:.3f} TB/s, which is the slope in the chart, and
-no faster than the units compute, which are the two roofs. The slope reaches the float32 roof at
+A step with x FLOP per byte of HBM traffic runs no faster than x times {BANDWIDTH / 1e12:.3f} TB/s, which is the slope
+in the chart, and no faster than the units compute, which are the two roofs. The slope reaches the float32 roof at
 {FP32 / BANDWIDTH:.1f} FLOP/byte and the tensor roof at {TENSOR / BANDWIDTH:.1f}. Under a roof, a step to the left
 of that point waits for memory, and a step to the right of it for the units.
 
-The steps in float16, by the letters of the table, against FLOP/byte:
+The steps in float16, by the letters of the table, against FLOP/byte; without e and f, which are no traffic:
 """)
-intensity = {mark: work / elements / 2 for mark, (work, elements) in zip(marks, steps.values())}
+intensity = {
+    mark: work / elements / 2 for mark, (step, (work, elements)) in zip(marks, steps.items()) if "requests" not in step
+}
 roofs = {f"tensor {TENSOR / 1e12:.0f} TFLOP/s": TENSOR, f"float32 {FP32 / 1e12} TFLOP/s": FP32}
 this.show(*lesson.roofline(BANDWIDTH, roofs, intensity), "")
 
-seconds = {step: (flops[step] / (FP32 if step == "softmax" else TENSOR), 2 * moved[step] / BANDWIDTH) for step in flops}
-arithmetic = sum(work for work, _ in seconds.values())
-ratios = {step: memory / work for step, (work, memory) in seconds.items()}
-for name, elements in (("Algorithm 0", ideal.elements), ("S, P on chip", 4 * H * N * d)):
-    ratios[name] = 2 * elements / BANDWIDTH / arithmetic
+products = {step: flops[step] / TENSOR for step in ("scores", "output")}
+fast = flops["softmax"] / FP32                               # each of its 7 operations at the rate of the datasheet
+slow = H * N * N * (4 + 3 * 4) / (FP32 / 2)                  # 4 without a fused multiply-add, 3 at a quarter of that
+arithmetic = {step: (work, work) for step, work in products.items()} | {"softmax": (fast, slow)}
+for name in ("Algorithm 0", "S, P on chip"):
+    arithmetic[name] = tuple(sum(products.values()) + softmax for softmax in (fast, slow))
+ratios, bound_by = {}, {}
+for step in (*flops, "Algorithm 0", "S, P on chip"):
+    ratios[step] = [2 * steps[step][1] / BANDWIDTH / work for work in arithmetic[step]]
+    low, high = min(ratios[step]), max(ratios[step])
+    bound_by[step] = "memory" if low > 1 else "arithmetic" if high <= 1 else "too close to say"
 this.text("""
-Which of the two takes longer, in float16, with the products on tensor cores and softmax on the float32 units?
-The figures above allow these times at the least; they are no measurements.
+Which of the two takes longer, in float16, with the products on tensor cores and softmax on other units? The
+figures above allow the products these times at the least; they are no measurements.
 """)
 this.show(report.table(["step", "its traffic takes", "bound by"], [
-    [step, f"{f'{ratio:,.0f}' if ratio > 10 else f'{ratio:.2g}'} × as long as its arithmetic",
-     "memory" if ratio > 1 else "arithmetic"] for step, ratio in ratios.items()
+    [step, f"{f'{low:,.0f}' if low > 10 else f'{low:.2g}'} × as long as its arithmetic" if step in products else "–",
+     bound_by[step]] for step, (low, _) in ratios.items()
 ]), "")
-this.figures |= {"flops": flops, "moved": moved, "traffic_over_arithmetic": ratios}
+this.text(f"""
+There is no factor where softmax takes part. {FP32 / 1e12} TFLOP/s counts a fused multiply-add as two operations, and
+those of softmax are counted here one by one. Its exponentials and its quotient need special-function units, at
+a quarter of the float32 rate. "bound by" holds for all 7 operations at the full rate, and for 4
+at half of it and 3 at a quarter of that.
+""")
+this.figures |= {"flops": flops, "moved": moved, "bound_by": bound_by}
+this.figures |= {"traffic_over_arithmetic": {step: ratios[step][0] for step in products}}
 
 # %% What follows.
 seven = flops["softmax"] // (H * N * N)
 lowest = min(flops, key=lambda step: flops[step] / moved[step])
 bound = [", ".join(step for step in flops if under(step)) or "none of them" for under in (
-    lambda step: flops[step] / moved[step] / 4 < FP32 / BANDWIDTH, lambda step: ratios[step] > 1
+    lambda step: flops[step] / moved[step] / 4 < FP32 / BANDWIDTH, lambda step: bound_by[step] == "memory"
 )]
+whole, ridge = total / ideal.elements / 4, FP32 / BANDWIDTH
+about = "half precision on tensor cores, and about softmax" if bound_by["Algorithm 0"] == "memory" else bound[1]
+float32 = f"""to the right of {ridge:.1f}: where its products run on float32 units, those units set the pace. So
+"memory-bound" is a statement about {about}.""" if whole > ridge else f"""to the left of {ridge:.1f}: at these sizes
+memory sets the pace there, too, as far as these figures go."""
 this.part("What would have to change")
 this.text(f"""
 Softmax does {seven} operations for one element that comes from HBM and one that goes back, whatever N and d are. The
@@ -161,6 +187,8 @@ Faster units do not help a step that waits for memory: the higher the roof, the 
 and the more steps may wait. Steps that wait for memory in float32, on its own units: {bound[0]}. In float16, with
 tensor cores: {bound[1]}.
 
+In float32, Algorithm 0 as a whole has {whole:.3g} FLOP/byte, {float32}
+
 Fewer operations do not help such a step either. Fewer bytes do, and S and P are {share:.0%} of Algorithm 0's.
 Nobody asked for S and P: they go out to HBM only to come back. FlashAttention, which this course builds up to,
 never writes them. It does more arithmetic than Algorithm 0, and took 7.3 ms where that took 41.7 ms (GPT-2
@@ -169,10 +197,10 @@ medium on an A100, forward and backward: the paper's Figure 2).
 
 this.part("Your turn")
 longer, other = 4 * N, 2 * d if d <= 128 else d // 2
-grown, products = longer / (longer + d), (2 * other + 1) * N / (2 * (2 * other + N))
+grown, then = longer / (longer + d), (2 * other + 1) * N / (2 * (2 * other + N))
 this.tries({
     f"--n {longer}": f"The share of S and P in Algorithm 0 grows to {grown:.1%}; softmax's intensity stays as it is.",
-    f"--d {other}": f"Scores has {products:.3g} FLOP/byte in float16 then. Softmax does not see d: {7 / 4}, as before.",
+    f"--d {other}": f"Scores has {then:.3g} FLOP/byte in float16 then. Softmax does not see d: {7 / 4}, as before.",
 })
 this.text("""
 Check yourself: for which N are S and P half of Algorithm 0's traffic, when d = 64? Run the lesson with that --n

@@ -21,7 +21,7 @@ lesson 01.
 """)
 
 # %% The first kernel, and a grid of two axes.
-side, across = naive.TILE, tiles(N, naive.TILE)
+side, across = naive.SIDE, tiles(N, naive.SIDE)
 scores, softmax, output = naive.make_scores(float32), naive.make_softmax(float32), naive.make_output(float32)
 this.part("The scores, one thread per element")
 this.text("""
@@ -99,9 +99,10 @@ Predicted and counted agree in each line. Algorithm 0, which reads the operands 
 {plural(ideal.elements, "element")}; this stage asks for {counted.elements / ideal.elements:.3g} times as many.
 
 The error is the largest over all elements of O, against NumPy in float64. float32 has 7 digits and rounds after
-each operation, so some error is to be expected. "exact" means that it is within the bound that such rounding
-sets for this sum, which `numba_flash.testing.naive_bound` derives. Later lessons compare their own error with
-this one.
+each operation, so some error is to be expected. "worst case of rounding" is what it could add up to if every
+rounding went the same way (`numba_flash.testing.naive_bound` derives it). An error beyond that would be a fault of
+the kernel. Most roundings cancel, so an error within it proves little. Later lessons compare their own error with
+this kernel's, which is a much closer test.
 """)
 
 # %% The picture.

@@ -52,6 +52,9 @@ thread is in row tx. Hence `Q_i[ty, t] * K_j[tx, t]`. For T = 4, this is thread 
     L  it loads this one            u  it uses these (and L in Q_i)
     w  it writes this one: query in row 2, key in column 1
 
+Shared memory has 32 banks, and a bank serves one address at a time. The comment about banks marks where threads of
+a warp (lesson 00) may have to wait for each other; the bill does not see that, and a later lesson measures it.
+
 The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
 threads. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge, and loads nothing there. The
 product O = PV is computed in the same way, and softmax is the naive one.
@@ -93,13 +96,22 @@ with nf.ledger() as counted:
     out = nf.attention(*this.inputs, stage="tiled", blocks=T, device=this.device)
 this.bill("tiled", counted, predicted=predicted, previous=("naive", before), algorithm0=ideal,
           below=this.exact("tiled", out, naive_out))  # fmt: skip
+equal, apart = np.array_equal(out, naive_out), float(np.abs(out - naive_out).max())
+this.figures["equal_to_naive"] = equal
+found = "the same, to the last bit" if equal else f"not the same, but differ by {apart:.1e} at most"
+verdict = f"""Compared with `np.array_equal`, the two outputs are {found}.
+{"On a GPU they may differ in the last bits: its" if equal else "A"} compiler"""
 this.text(f"""
 `/ naive` is the count divided by that of naive: ⌈N/T⌉/N = {Tr / N:.4g} for Q, K and V, ⌈d/T⌉/d = {Td / d:.4g} for P,
 and 1 for the rest.
 
 Both stages compute in float32, with 7 digits, and each operation rounds; so both differ a little from NumPy's
 float64. "exact" means that tiled's error is at most twice naive's, plus a few roundings
-(`numba_flash.testing.bound`): nothing but the order of its sums is different.
+(`numba_flash.testing.bound`).
+
+tiled adds in the same order as naive: t from 0 up, then the zeros past the edge, which change nothing.
+{verdict} may fuse a product and a sum into one operation with one rounding, and not at the same places in
+both kernels.
 """)
 totals = {"naive": before.elements, "tiled": counted.elements, "Algorithm 0": ideal.elements}
 this.show(report.bars(totals, "elements"), "")
@@ -133,9 +145,9 @@ this.show(report.table(["T", "threads", "shared bytes", "elements", "/ ideal"], 
 ]), "")
 this.text(f"""
 A block has T² threads, and two tiles of T² elements of 4 bytes take 2·T²·4 bytes of shared memory. A block may
-have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes, so T = {threads} is the end, because of the threads. Shared
-memory would have room for T = {memory}. A thread that computes more than one element lifts that limit (a later
-stage).
+have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes. Beyond T = {threads} the threads are too many; beyond
+T = {memory} the bytes are, too, and the error message names those. So T = {threads} is the end, because of the
+threads. A thread that computes more than one element lifts that limit (a later stage).
 
 A tile may be wider than what it covers. From T = d on, P is loaded once, and a larger T saves nothing more on it;
 the columns of Q_i and K_j past d hold zeros. From T = N on, Q, K and V are loaded once, too.
@@ -171,7 +183,7 @@ same = f"The arithmetic is the same, {work[0]:,} FLOPs in both stages."
 more = f"""The arithmetic is {work[0]:,} FLOPs in naive and {work[1]:,} here, more because tiles hang over an edge and
 their zeros are multiplied too."""
 this.text(f"""
-{same if work[0] == work[1] else more} The results are the same, up to the order of the sums.
+{same if work[0] == work[1] else more} The results are the same{"" if equal else ", but for rounding"}.
 
 The loads of Q, K and V are divided by N/⌈N/T⌉ = {N / Tr:.4g}, those of P by d/⌈d/T⌉ = {d / Td:.4g}. That is T where T
 divides N, or d for P, and less where it does not; for P it is never more than d, however large T is.
@@ -188,7 +200,7 @@ ragged = next((n for n in (N - N // 40, N + 1, N + 2) if n % T and n != N), None
 Q_loads, Q_then = counted["Q"].loads, H * N * d * tiles(N, other)
 enough = -(-N // (N // (2 * d))) if N >= 2 * d else None     # the smallest T with 2·N·d·⌈N/T⌉ ≤ N²
 then = "Then run the lesson with that T as --blocks." if enough else ""
-then += " What is in the way?" if enough and enough > threads else ""
+then += " Which limits refuse it: threads, shared memory or both (part 6)?" if enough and enough > threads else ""
 this.tries({
     f"--blocks {other}": f"Loads of Q: {Q_then:,}, where now there are {Q_loads:,}. The total: {bills[other]:,}.",
     **({f"--n {ragged}": "N is not a multiple of T, and tiles hang over the edges. The bill is still exact."}

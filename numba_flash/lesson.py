@@ -282,7 +282,10 @@ class Lesson:
                 yield place, (q[place], k[h], v[h])
 
     def exact(self, stage, out, naive=None):
-        """How exact `out` is -> report.error_line. naive: the output of the stage `naive`, which is the yardstick."""
+        """How far `out` is from float64 -> report.error_line.
+
+        naive: the output of the stage `naive`, which is the yardstick; without it, the worst case of rounding is.
+        """
         error = self._error(stage, out)
         if naive is None:
             return report.error_line(error, bound=max(testing.naive_bound(*part) for _, part in self._parts_of_input()))

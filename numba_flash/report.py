@@ -365,13 +365,19 @@ def _gone(bill, name, before):
 
 
 def error_line(error, *, naive=None, bound=None):
-    """max|error| against float64, the naive kernel's own beside it, and the verdict: exact up to `bound`, or wrong."""
+    """max|error| against float64, what it is compared with, and WRONG where it is beyond `bound`.
+
+    With `naive`, the naive kernel's own error, `bound` is `testing.bound` and what is within it is exact. Without, it
+    is a worst case such as `testing.naive_bound`, which an error within it does not turn into "exact".
+    """
     pieces = [(f" error against float64  {error:.1e}", "")]
     if naive is not None:
         pieces.append((f"    naive's own  {naive:.1e}", ""))
-    if bound is not None:
-        exact = error <= bound
-        pieces.append(("    exact", "") if exact else (f"    WRONG (bound {bound:.1e})", WRONG))
+    if bound is not None and naive is None:
+        pieces.append((f"    worst case of rounding  {bound:.1e}", ""))
+        pieces += [] if error <= bound else [("    WRONG", WRONG)]
+    elif bound is not None:
+        pieces.append(("    exact", "") if error <= bound else (f"    WRONG (bound {bound:.1e})", WRONG))
     return _Drawing(lambda width, clean: [pieces])
 
 

@@ -350,7 +350,12 @@ def test_tile_map_without_tiles():
 
 def test_error_line():
     assert printed(report.error_line(3e-7)) == " error against float64  3.0e-07\n"
-    assert printed(report.error_line(1e-6, bound=1e-6)).endswith("exact\n")
+    assert printed(report.error_line(1e-6, naive=1e-6, bound=1e-6)).endswith("    exact\n")
+    within = " error against float64  6.1e-06    worst case of rounding  2.4e-03\n"
+    assert printed(report.error_line(6.1e-6, bound=2.4e-3)) == within
+    for error in (3e-3, float("nan")):
+        beyond = printed(report.error_line(error, bound=2.4e-3))
+        assert beyond.endswith("    worst case of rounding  2.4e-03    WRONG\n")
     wrong = printed(report.error_line(float("nan"), naive=3.3e-7, bound=1e-6))
     assert wrong == " error against float64  nan    naive's own  3.3e-07    WRONG (bound 1.0e-06)\n"
 

@@ -33,7 +33,11 @@ I64 = ir.IntType(64)
 KIND, SITE, TENSOR, AXIS, INDEX, SIZE, BLOCK, THREAD = range(8)  # the first error
 OTHER_SITE, OTHER_BLOCK, OTHER_THREAD = 8, 9, 10  # the second party of a race
 STOP, NOW_BLOCK, NOW_THREAD, PHASE, TURN = 11, 12, 13, 14, 15
-DUMMY, STATE_WORDS = 16, 20  # 16-byte element that absorbs faulty accesses
+LATE = 16  # loop turns since a read of memory that nothing wrote
+DUMMY, STATE_WORDS = 18, 22  # 16-byte element that absorbs faulty accesses
+
+RUN_ON, STOP_NOW, STOP_SOON = 0, 1, 2  # values of STOP
+PATIENCE = 2**20  # loop turns that a thread may still take after STOP_SOON, so that a race can explain the read
 
 OUT_OF_BOUNDS, READ_ONLY, DIVERGENCE, RACE, UNINITIALIZED = 1, 2, 3, 4, 5  # values of KIND
 
@@ -252,7 +256,7 @@ def blame(state, kind, site, tag, element, other_site, other_block, other_thread
         state[KIND], state[SITE], state[TENSOR], state[INDEX] = kind, site, tag, element
         state[BLOCK], state[THREAD] = state[NOW_BLOCK], state[NOW_THREAD]
         state[OTHER_SITE], state[OTHER_BLOCK], state[OTHER_THREAD] = other_site, other_block, other_thread
-        state[STOP] = kind == RACE
+        state[STOP] = STOP_NOW if kind == RACE else STOP_SOON
 
 
 def touch(state, shadow, element, tag, site, access):
@@ -375,6 +379,7 @@ def view(container, index, site, kinds):
         ):
             if isinstance(kind, types.SliceType):
                 part = context.make_helper(builder, kind, value)
+                slicing.guard_invalid_slice(context, builder, kind, part)
                 slicing.fix_slice(builder, part, shape[axis])
                 sizes[axis] = slicing.get_slice_length(builder, part)
                 steps[axis] = builder.mul(strides[axis], part.step)
@@ -465,7 +470,14 @@ def stopped(typingctx, state):
     def codegen(context, builder, signature, arguments):
         words = struct_of(context, builder, state, arguments[0]).words
         flag = builder.load_atomic(word_pointer(builder, words, STOP), "monotonic", 8)
-        return builder.icmp_signed("!=", flag, constant(0))
+        result = cgutils.alloca_once_value(builder, cgutils.false_bit)
+        with builder.if_then(builder.icmp_signed("!=", flag, constant(RUN_ON)), likely=False):
+            late = word_pointer(builder, words, LATE)
+            turns = builder.add(builder.load(late), constant(1))
+            builder.store(turns, late)
+            too_late = builder.icmp_signed(">", turns, constant(PATIENCE))
+            builder.store(builder.or_(too_late, builder.icmp_signed("==", flag, constant(STOP_NOW))), result)
+        return builder.load(result)
 
     return types.boolean(state), codegen
 
@@ -522,7 +534,7 @@ def tensor_size(tensor):
 
 @attribute("itemsize")
 def tensor_itemsize(tensor):
-    itemsize = tensor.dtype.bitwidth // 8
+    itemsize = numpy_dtype(tensor.dtype).itemsize
     return lambda tensor: itemsize
 
 

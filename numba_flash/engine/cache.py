@@ -4,11 +4,14 @@ The file's name holds a hash of everything the machine code depends on, so nothi
 `NUMBA_FLASH_CACHE_DIR`, or `numba_flash` in the user's cache folder. It may be deleted at any time.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
+import pickle
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -24,13 +27,17 @@ _noticed = set()
 def folder():
     """Where compiled kernels are kept; the folder need not exist."""
     if chosen := os.environ.get("NUMBA_FLASH_CACHE_DIR"):
-        return Path(chosen)
+        return Path(chosen).expanduser()
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "numba_flash"
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local"))
+        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData/Local"))
     elif sys.platform == "darwin":
-        base = Path.home() / "Library/Caches"
+        base = home / "Library/Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     return base / "numba_flash"
 
 
@@ -58,12 +65,12 @@ def write(name, source):
     """The path of the file that holds `source`, written if need be, or None when the folder cannot be used."""
     path = folder() / f"{stem(name, source)}.py"
     try:
-        if path.exists() and path.read_text(encoding="utf-8") == source:
+        if path.exists() and path.read_bytes() == source.encode():
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(source)
-        os.replace(file.name, path)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(source.encode())
+        os.replace(temporary, path)
         return path
     except OSError as error:
         notice(f"compiled kernels are not kept, since {folder()} cannot be used ({error.strerror}); "
@@ -80,7 +87,10 @@ def module_from(name, source, path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # Numba's cache imports it by name
     spec.loader.exec_module(module)
-    module.run.enable_caching()
+    try:
+        module.run.enable_caching()
+    except RuntimeError:  # a folder that holds the source but cannot be written
+        notice(f"compiled kernels are not kept, since {path.parent} cannot be written")
     return vars(module)
 
 
@@ -88,6 +98,44 @@ def entry(path):
     """The files of one kernel: its source and what Numba made of it."""
     homes = {path.parent, Path(numba.config.CACHE_DIR or path.parent)}
     return [file for home in homes for file in home.glob(f"**/{path.stem}*")]
+
+
+# What reading a damaged entry raises: bad pickles, missing names, machine code that LLVM does not accept.
+DAMAGE = (
+    pickle.PickleError,
+    EOFError,
+    ImportError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    OSError,
+)
+
+
+def seal(path):
+    """Note what the machine code of an entry hashes to, for `is_intact`."""
+    for file in entry(path):
+        if file.suffix == ".nbc":
+            with contextlib.suppress(OSError):
+                file.with_suffix(".sum").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def is_intact(path):
+    """Whether the machine code of an entry is what was written; broken machine code would crash the process."""
+    for file in entry(path):
+        seal = file.with_suffix(".sum")
+        for attempt in range(2):
+            try:
+                if file.suffix != ".nbc" or seal.read_text() == hashlib.sha256(file.read_bytes()).hexdigest():
+                    break
+            except (OSError, ValueError):
+                break  # another process is at it
+            time.sleep(0.2 * (1 - attempt))
+        else:
+            return False
+    return True
 
 
 def holds(path):
@@ -98,5 +146,6 @@ def holds(path):
 def forget(path):
     """Delete one kernel's entry, after it turned out to be damaged."""
     for file in entry(path):
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            file.unlink()
     notice(f"a damaged entry of the kernel cache was deleted and is built again ({path.stem})")

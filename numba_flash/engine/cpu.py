@@ -65,14 +65,17 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     order = np.empty(0, np.int64) if block_order is None else np.asarray(block_order, np.int64)
     call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
             *program.integers.values(), *arguments)  # fmt: skip
-    execute(compiled(program, call), call, state, program.name, blocks)
+    function = compiled(program, call)
+    try:
+        execute(function, call, state, program.name, blocks)
+    except (IndexError, ValueError, ArithmeticError, TypeError) as error:  # what compiled Python raises by itself
+        at = [position(int(state.words[w]), size) for w, size in ((access.NOW_BLOCK, grid), (access.NOW_THREAD, block))]
+        raise KernelError(f"{program.name}, block {at[0]}, thread {at[1]}: {error}", kernel=program.name,
+                          block=at[0], thread=at[1]) from error  # fmt: skip
     if state.words[access.KIND]:
         shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
         shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
         raise failure(program, state.words, grid, block, shapes)
-    for value in args:
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.itemsize < 4:
-            _fresh.pop(id(value), None)  # the kernel may well have stored the poison itself
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip
@@ -119,10 +122,10 @@ def histories_of(args):
         shadow[:, access.WRITTEN] = 0
         for i in group["members"]:
             low, _, array = arrays[i]
-            if is_fresh(array):
+            untouched = unwritten(array)
+            if untouched is not None:
                 first = (low - group["low"]) // array.itemsize
-                untouched = array.view(np.uint8).reshape(array.size, array.itemsize) == poison_byte(array.dtype)
-                shadow[first : first + array.size][untouched.all(axis=1), access.WRITTEN] = -1
+                shadow[first : first + len(untouched)][untouched, access.WRITTEN] = -1
             histories[i] = shadow, group["low"]
     return histories
 
@@ -131,9 +134,17 @@ def new_shadow(elements):
     return np.full((max(1, elements), access.SHADOW_WORDS), -1, np.int32)
 
 
-def is_fresh(array):
-    reference = _fresh.get(id(array))
-    return reference is not None and reference() is array
+def unwritten(array):
+    """Which elements between the first and the last of `array` still hold the poison of `empty`, or None: see there."""
+    root = array
+    while root is not None and id(root) not in _fresh:
+        root = root.base
+    if root is None or _fresh[id(root)]() is not root or root.dtype != array.dtype:
+        return None
+    low, high = np.lib.array_utils.byte_bounds(array)
+    start, _ = np.lib.array_utils.byte_bounds(root)
+    elements = root.reshape(-1)[(low - start) // root.itemsize : (high - start) // root.itemsize]
+    return (elements.view(np.uint8).reshape(-1, root.itemsize) == poison_byte(root.dtype)).all(axis=1)
 
 
 def poison_byte(dtype):
@@ -141,12 +152,15 @@ def poison_byte(dtype):
 
 
 def empty(shape, dtype):
-    """An array whose floats are NaN; strict mode also knows which elements nobody has written."""
+    """An array whose floats are NaN. Strict mode knows which elements nobody has written: those that still hold the
+    poison, which no arithmetic gives. (Integers of 1 or 2 bytes hold any value, so they are not followed.)
+    """
     array = np.empty(shape, dtype)
     if array.dtype.kind == "b" or not array.size:
         array.fill(False)
-    else:
-        array.reshape(-1).view(np.uint8).fill(poison_byte(array.dtype))
+        return array
+    array.reshape(-1).view(np.uint8).fill(poison_byte(array.dtype))
+    if array.itemsize >= 4:
         key = id(array)
         _fresh[key] = weakref.ref(array, lambda _: _fresh.pop(key, None))
     return array
@@ -156,9 +170,23 @@ def resolved(shape, program):
     return tuple(program.integers.get(size, size) for size in shape)
 
 
+LOCAL = 512 * 1024  # bytes of local memory that CUDA gives a thread
+
+
+def check_local(program):
+    for array in program.local.values():
+        needed = math.prod(resolved(array.shape, program)) * array.dtype.itemsize
+        if needed > LOCAL:
+            raise Unsupported(
+                f"{program.name} asks for {needed:,} B of local memory per thread ({array.name}); there are {LOCAL:,}",
+                kernel=program.name,
+            )
+
+
 def check_shared(program, shared_bytes):
     arrays = [(array, resolved(array.shape, program)) for array in program.shared.values()]
-    static = sum(int(np.prod(shape)) * array.dtype.itemsize for array, shape in arrays)
+    static = sum(math.prod(shape) * array.dtype.itemsize for array, shape in arrays)
+    check_local(program)
     if static > STATIC_SHARED:
         listed = ", ".join(f"{array.name}{list(shape)}" for array, shape in arrays if 0 not in shape)
         raise SharedMemoryError(
@@ -217,11 +245,14 @@ def compiled(program, call):
         return namespace["run"]
     path = cache.write(program.name, program.source)
     was_cached = path is not None and cache.holds(path)
+    if was_cached and not cache.is_intact(path):
+        cache.forget(path)
+        path, was_cached = cache.write(program.name, program.source), False
     try:
         return in_worker(lambda: build(program, signature, path), f"compiling {program.name}")
-    except NumbaError as error:
+    except (NumbaError, NotImplementedError) as error:
         raise translated(program, error) from error
-    except Exception:
+    except cache.DAMAGE:
         if not was_cached:
             raise
         cache.forget(path)
@@ -235,6 +266,8 @@ def build(program, signature, path):
         warnings.simplefilter("ignore", NumbaWarning)  # about our code, not the learner's
         namespace["run"].compile(signature)
     _modules[program.source] = namespace
+    if path and sum(namespace["run"].stats.cache_misses.values()):
+        cache.seal(path)
     return namespace["run"]
 
 

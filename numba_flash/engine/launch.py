@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import cache
-from numbers import Number
 
 import numba
 import numpy as np
@@ -86,7 +85,8 @@ def device(name=None):
         problem = gpu_problem()
         return Device("cpu", problem) if problem else Device("gpu", "a GPU and numba-cuda are there")
     if name not in DEVICES:
-        raise ValueError(f"device={name!r} is unknown: use one of {', '.join(map(repr, DEVICES))}, or None to choose")
+        what = "NUMBA_FLASH_DEVICE" if "NUMBA" in reason else "device"
+        raise ValueError(f"{what}={name!r} is unknown: use one of {', '.join(map(repr, DEVICES))}, or None to choose")
     if name == "gpu" and (problem := gpu_problem()):
         raise KernelError(f"device='gpu' cannot be used: {problem}; device='cpu' runs the same kernels")
     if name == "sim" and not numba.config.ENABLE_CUDASIM:
@@ -126,9 +126,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, (int, np.integer)) or shared_bytes < 0:
         raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
     if name == "cpu":
-        if strict is None:
-            strict = os.environ.get("NUMBA_FLASH_STRICT") == "1"
-        counts = cpu.run(kernel, grid, block, args, int(shared_bytes), bool(strict))
+        counts = cpu.run(kernel, grid, block, args, int(shared_bytes), is_strict(strict))
     elif strict:
         raise ValueError(
             f"strict=True works on the CPU engine only: add device='cpu' (this launch would run on {name!r})"
@@ -137,6 +135,17 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
         counts = backend(name).run(kernel, grid, block, args, int(shared_bytes), ledger.active())
     if ledger.active():
         ledger.record(function.__name__, grid, block, counts)
+
+
+def is_strict(strict):
+    if isinstance(strict, (bool, np.bool_)):
+        return bool(strict)
+    if strict is not None:
+        raise TypeError(f"strict={strict!r} must be True, False or None")
+    asked = os.environ.get("NUMBA_FLASH_STRICT", "").lower()
+    if asked not in ("", "0", "1", "false", "true"):
+        raise ValueError(f"NUMBA_FLASH_STRICT={asked!r} must be 1 or 0")
+    return asked in ("1", "true")
 
 
 def device_name(name):
@@ -178,8 +187,17 @@ def check_arguments(function, args, name):
         check_argument(function.__name__, parameter, value, name)
 
 
+def is_number(value):
+    """Whether a kernel can take it as a scalar: a Python number, or a NumPy one of a size that Numba knows."""
+    if isinstance(value, np.generic):
+        return value.dtype.kind in "biufc" and value.dtype.char not in "egG"
+    return isinstance(value, (bool, int, float, complex))
+
+
 def check_argument(kernel, parameter, value, name):
     what = f"argument {parameter} of {kernel}"
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what} is a masked array, whose mask a kernel does not see: pass {parameter}.filled(0)")
     if isinstance(value, np.ndarray):
         if value.ndim == 0:
             raise TypeError(f"{what} is an array with no axis: pass the number itself, {parameter}[()]")
@@ -192,13 +210,15 @@ def check_argument(kernel, parameter, value, name):
                 tensor=parameter,
             )
     elif isinstance(value, tuple):
-        if not all(isinstance(item, (Number, np.generic)) for item in value):
+        if not all(is_number(item) for item in value):
             raise TypeError(f"{what} is a tuple of more than numbers: pass each array as an argument of its own")
     elif hasattr(value, "__cuda_array_interface__") or type(value).__name__ == "FakeCUDAArray":
         if name == "cpu":
             raise TypeError(f"{what} is in GPU memory: copy it with to_host first, or run with device='gpu'")
-    elif not isinstance(value, (Number, np.generic)):
+    elif not is_number(value):
         raise TypeError(f"{what} is a {type(value).__name__}: pass an array (np.asarray) or a number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise TypeError(f"{what} is {value}, beyond 64 bits: pass np.uint64, or a float")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -213,18 +233,32 @@ def to_device(x, device=None):
 
 
 def empty(shape, dtype, device=None):
-    """A new array where kernels run. Its floats are NaN, so that a forgotten store shows. Raises OutOfMemory."""
+    """A new array where kernels run. Its floats are NaN, so that a forgotten store shows. Raises OutOfMemory.
+
+    shape: an integer, or a tuple of them, 0 or more each. dtype: a plain number type.
+    """
     name = device_name(device)
-    dtype = np.dtype(dtype)
-    extents = shape if isinstance(shape, (tuple, list)) else (shape,)
-    refuse_if_too_large(math.prod(map(int, extents)) * dtype.itemsize, f"an array of shape {tuple(extents)}", name)
-    return (backend(name) if name == "gpu" else cpu).empty(shape, dtype)
+    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in extents):
+        raise TypeError(f"shape={shape!r} must be an integer or a tuple of integers")
+    if min(extents, default=0) < 0:
+        raise ValueError(f"shape={shape!r} holds a negative size")
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in "biufc":
+        raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
+    refuse_if_too_large(math.prod(map(int, extents)) * dtype.itemsize, f"an array of shape {extents}", name)
+    return (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
 
 
 def to_host(x):
     """`x` as a NumPy array: a copy of a device array, and a NumPy array as it is."""
     if isinstance(x, np.ndarray):
         return x
+    if not hasattr(x, "copy_to_host") and not hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(f"x={x!r:.60} is a {type(x).__name__}: pass an array, in host or in GPU memory")
     return x.copy_to_host() if hasattr(x, "copy_to_host") else backend("gpu").to_host(x)
 
 

@@ -10,13 +10,14 @@ The text that comes out names every constant and device function it uses. It is 
 
 import ast
 import builtins
+import contextlib
 import importlib
 import inspect
 import math
 import re
-import textwrap
 from dataclasses import dataclass, field
-from types import ModuleType
+from functools import lru_cache
+from types import CodeType, ModuleType
 
 import numba
 import numpy as np
@@ -106,9 +107,14 @@ def is_device_function(value):
 
 def rewrite(function):
     """Rewrite the kernel's Python function; raises `Unsupported`, naming construct and line, for what cannot run."""
-    program = Program(function.__name__, list(inspect.signature(function).parameters))
+    code = function.__code__
+    program = Program(function.__name__, list(code.co_varnames[: code.co_argcount]))
     writer = Writer(program)
-    program.kernel, program.hidden = writer.emit(function, kernel=True)
+    try:
+        program.kernel, program.hidden = writer.emit(function, kernel=True)
+    except RecursionError:
+        raise Unsupported(f"{function.__name__} holds an expression or a chain of branches that is too deep: split it",
+                          kernel=function.__name__) from None  # fmt: skip
     header = [
         f"# {function.__name__}, rewritten by numba_flash for the CPU. Safe to delete.",
         "import numpy as _np",
@@ -126,16 +132,18 @@ class Writer:
 
     def __init__(self, program):
         self.program = program
+        self.started = 0  # functions begun, those written into their callers included
         self.emitted = {}  # Python function -> (name in the module, its hidden arguments)
         self.active = []  # functions being rewritten, to find recursion
+        self.declared = {}  # (function, line, column) of a shared or local array -> its hidden argument
         self.barriers = {}  # Python function -> whether it synchronises
         self.origins = {}  # module-level function name -> list of Sites, one a statement in walking order
 
     def emit(self, function, kernel=False):
         if function in self.emitted:
             return self.emitted[function]
-        name = f"_nf_{function.__name__}" if kernel else f"_nf_device{len(self.emitted)}_{function.__name__}"
         rewriter = FunctionRewriter(self, function)
+        name = f"_nf_function{rewriter.number}_{function.__name__}"
         body = rewriter.body(kernel=kernel)
         hidden = rewriter.hidden_arguments()
         arguments = rewriter.tree.args
@@ -198,22 +206,29 @@ class Scope:
         self.file = function.__code__.co_filename
         self.first_line = function.__code__.co_firstlineno
         try:
-            source = textwrap.dedent(inspect.getsource(function))
-            self.tree = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+            self.tree = definition_in(inspect.getsource(function.__code__))
         except (OSError, TypeError, SyntaxError, StopIteration):
             raise Unsupported(
                 f"the source of {function.__name__} cannot be read: define it with def in a file or a notebook cell",
                 kernel=function.__name__,
             ) from None
         self.tree.decorator_list, self.tree.returns = [], None
+        if not is_current(function.__code__):
+            raise Unsupported(
+                f"{function.__name__}: {self.file} has changed since it was imported, and the source is read from it: "
+                "import it again",
+                kernel=function.__name__,
+            )
         for argument in ast.walk(self.tree.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self.closure = {name: cell.cell_contents for name, cell in cells}
+        self.closure = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a name that is bound later, and so not defined yet
+                self.closure[name] = cell.cell_contents
         self.flags = names_tested(self.tree)
         stores = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        self.locals = stores | set(inspect.signature(function).parameters)
+        self.locals = stores | set(signature_of(function).parameters)
 
     def resolve(self, node):
         """The object that an expression of free names and attributes stands for, or MISSING."""
@@ -258,7 +273,8 @@ class FunctionRewriter(ast.NodeTransformer):
         self.scope = Scope(function)
         self.tree, self.file, self.first_line = self.scope.tree, self.scope.file, self.scope.first_line
         self.used = host.used if host else set()
-        self.number = len(writer.emitted) + len(writer.active)
+        self.number = writer.started
+        writer.started += 1
         self.temporaries = 0
 
     # --- helpers
@@ -295,7 +311,7 @@ class FunctionRewriter(ast.NodeTransformer):
         if expression is None:
             shown = re.sub(r"\s+", " ", repr(value))[:60]
             raise self.unsupported(node, f"{name} = {shown} cannot be used inside a kernel: {self.advice(value)}")
-        base = "_nf_" + name.replace(".", "_")
+        base = "_nf_c_" + name.replace(".", "_")  # apart from the engine's own names
         number, unique = 1, base
         while self.program.constants.get(unique, expression) != expression:
             number += 1
@@ -307,15 +323,19 @@ class FunctionRewriter(ast.NodeTransformer):
     def advice(value):
         if isinstance(value, np.ndarray):
             return "pass the array as an argument"
+        if isinstance(value, type):
+            return "the CPU engine lacks this type; what belongs to cuda is written cuda.NAME in the kernel"
         if callable(value):
             return "make it a device function with @cuda.jit(device=True)"
         return "pass it as an argument, or use a number, a tuple of numbers or a dtype"
 
     def expression_of(self, value):
         """Source text for a constant, or None. Text, since it becomes part of the cache key."""
-        if value is None or isinstance(value, (bool, int, str)):
+        if value is None or type(value) in (bool, int, str):
             return repr(value)
-        if isinstance(value, np.generic):
+        if isinstance(value, int):  # an IntEnum
+            return repr(int(value))
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc" and value.dtype.char not in "egG":
             return f"_np.{type(value).__name__}({self.expression_of(value.item())})"
         if isinstance(value, float):
             return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
@@ -331,6 +351,8 @@ class FunctionRewriter(ast.NodeTransformer):
         if isinstance(value, ModuleType):
             return f"__import__({value.__name__!r})" if value in (math, np, numba) else None
         home, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+        if isinstance(value, type) and value in (np.float16, np.longdouble, np.clongdouble):
+            return None
         if isinstance(value, np.ufunc):
             home = "numpy"
         if home == "builtins" and name in vars(builtins):
@@ -347,8 +369,7 @@ class FunctionRewriter(ast.NodeTransformer):
     def body(self, kernel):
         self.writer.active.append(self.scope.function)
         arguments = self.tree.args
-        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs:
-            raise self.unsupported(self.tree, "*args, **kwargs and keyword-only arguments do not exist in a kernel")
+        self.check_arguments()
         if kernel:
             for node in ast.walk(self.tree):
                 if isinstance(node, ast.Return) and node.value is not None and not is_none(node.value):
@@ -359,6 +380,11 @@ class FunctionRewriter(ast.NodeTransformer):
         body = self.block(self.tree.body)
         self.writer.active.pop()
         return body
+
+    def check_arguments(self):
+        arguments = self.tree.args
+        if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.posonlyargs:
+            raise self.unsupported(self.tree, "*args, **kwargs and keyword-only arguments do not exist in a kernel")
 
     def block(self, statements):
         result = []
@@ -481,7 +507,7 @@ class FunctionRewriter(ast.NodeTransformer):
             return self.cuda_value(node, cuda_name)
         if value is MISSING:
             raise self.unsupported(node, f"the name {name!r} is not defined")
-        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+        is_integer = isinstance(value, (int, np.int64)) and not isinstance(value, bool) and abs(int(value)) < 2**63
         from_closure = isinstance(node, ast.Name) and node.id in self.scope.closure and node.id not in self.scope.flags
         if is_integer and from_closure:
             hidden = f"_nf_int{self.number}_{self.prefix}{name}"
@@ -590,10 +616,17 @@ class FunctionRewriter(ast.NodeTransformer):
         if not {"shape", "dtype"} <= set(given):
             raise self.unsupported(node, f"cuda.{kind} needs a shape and a dtype")
         space = self.program.shared if kind == "shared.array" else self.program.local
+        place = (self.scope.function, node.lineno, node.col_offset)
+        if place in self.writer.declared:  # a device function that is written into its callers twice
+            return self.declared(self.writer.declared[place], kind)
         hidden = f"_nf_{kind.split('.')[0]}{len(space)}"
         space[hidden] = Array(
             name or hidden, self.constant_shape(given["shape"], kind), self.constant_dtype(given["dtype"])
         )
+        self.writer.declared[place] = hidden
+        return self.declared(hidden, kind)
+
+    def declared(self, hidden, kind):
         argument = self.use(hidden)
         if kind == "shared.array":
             return argument
@@ -603,7 +636,9 @@ class FunctionRewriter(ast.NodeTransformer):
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         shape = []
         for part in parts:
-            value = part.value if isinstance(part, ast.Constant) else self.scope.resolve(part)
+            value = self.scope.resolve(part)
+            if not any(isinstance(n, (ast.Name, ast.Call)) for n in ast.walk(part)):  # 32, or 32 + 1
+                value = eval(compile(ast.Expression(part), "<shape>", "eval"), {})
             if isinstance(value, tuple) and not isinstance(node, ast.Tuple):
                 shape += value
             elif isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
@@ -620,11 +655,13 @@ class FunctionRewriter(ast.NodeTransformer):
     def constant_dtype(self, node):
         value = self.scope.resolve(node)
         try:
-            return as_dtype(value) if isinstance(value, numba.types.Type) else np.dtype(value)
+            dtype = as_dtype(value) if isinstance(value, numba.types.Type) else np.dtype(value)
         except (TypeError, NotImplementedError):
-            raise self.unsupported(
-                node, f"{ast.unparse(node)} is not a dtype: use numba.float32 and the like"
-            ) from None
+            dtype = np.dtype(object)
+        if dtype.kind not in "biufc" or dtype.char in "egG":
+            name = ast.unparse(node)
+            raise self.unsupported(node, f"{name} is no dtype of the CPU engine: use numba.float32 and the like")
+        return dtype
 
     # --- device functions with a barrier are written into their caller
 
@@ -636,12 +673,13 @@ class FunctionRewriter(ast.NodeTransformer):
         """The body of a device function in place of its call; `result` receives what it returns."""
         callee = function_of(self.scope.resolve(node.func))
         inner = FunctionRewriter(self.writer, callee, host=self, prefix=f"{self.temporary()}_")
+        inner.check_arguments()
         try:
-            bound = inspect.signature(callee).bind(*node.args, **{word.arg: word.value for word in node.keywords})
+            bound = signature_of(callee).bind(*node.args, **{word.arg: word.value for word in node.keywords})
         except TypeError as error:
             raise self.unsupported(node, f"{callee.__name__}: {error}") from None
         statements = []
-        for name, parameter in inspect.signature(callee).parameters.items():
+        for name, parameter in signature_of(callee).parameters.items():
             value = (
                 self.visit(bound.arguments[name])
                 if name in bound.arguments
@@ -656,8 +694,7 @@ class FunctionRewriter(ast.NodeTransformer):
         statements += inner.block(body if isinstance(last, ast.Return) else [*body, last])
         value = inner.visit(last.value) if isinstance(last, ast.Return) and last.value else ast.Constant(None)
         self.writer.active.pop()
-        if result is not None:
-            statements.append(ast.Assign([result], value))
+        statements.append(ast.Assign([result], value) if result is not None else ast.Expr(value))
         return statements
 
 
@@ -680,6 +717,40 @@ def names_tested(tree):
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.IfExp, ast.While)):
             conditions(node.test)
+    return found
+
+
+def signature_of(function):
+    return inspect.signature(function, follow_wrapped=False)
+
+
+def definition_in(source):
+    """The function definition in a piece of source, indented or not; its first line is line 1."""
+    if source[:1].isspace():
+        tree = ast.parse("if True:\n" + source)
+        ast.increment_lineno(tree, -1)
+    else:
+        tree = ast.parse(source)
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def is_current(code):
+    """Whether the text that the source is read from still compiles to this code: it does not after an edit."""
+    lines, _ = inspect.findsource(code)
+    try:
+        return code in codes_of("".join(lines), code.co_filename)
+    except SyntaxError:
+        return False
+
+
+@lru_cache(maxsize=8)
+def codes_of(text, filename):
+    """Every code object that a file's text compiles to."""
+    found, waiting = set(), [compile(text, filename, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.add(code)
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return found
 
 
@@ -745,7 +816,7 @@ def run(first, last, order, threads, Bx, By, Bz, Gx, Gy, Gz, {arguments}):
         for u in range(n):
             words[NOW_THREAD] = threads[u, 3]
             {thread}
-            if words[STOP]:
+            if words[STOP] == STOP_NOW:
                 return
         if words[KIND]:
             return
@@ -764,7 +835,7 @@ def run(first, last, order, threads, Bx, By, Bz, Gx, Gy, Gz, {arguments}):
                 for here in one:
                     break
                 live[u] = one
-                if words[STOP]:
+                if words[STOP] == STOP_NOW:
                     return
                 if u == 0:
                     barrier = here

@@ -15,6 +15,7 @@ from .access import (
     PHASE,
     SITE,
     STOP,
+    STOP_NOW,
     THREAD,
     TURN,
     cell,
@@ -35,8 +36,9 @@ compiled_and_cached = njit(error_model="numpy", nogil=True)
 @compiled
 def diverge(words, expected, thread, here, other):
     """Record that `thread` waits at barrier `expected` while `other` is at `here` (-1: its end)."""
-    words[KIND], words[SITE], words[THREAD], words[BLOCK] = DIVERGENCE, expected, thread, words[NOW_BLOCK]
-    words[OTHER_SITE], words[OTHER_THREAD] = here, other
+    if words[KIND] == 0:
+        words[KIND], words[SITE], words[THREAD], words[BLOCK] = DIVERGENCE, expected, thread, words[NOW_BLOCK]
+        words[OTHER_SITE], words[OTHER_THREAD] = here, other
 
 
 # Atomics are plain read-modify-write: one thread runs at a time. `element` points at the tensor's element.
@@ -138,5 +140,16 @@ def _nf_atomic_cas(element, expected, value):
     return old
 
 
-__all__ = ["KIND", "NOW_BLOCK", "NOW_THREAD", "PHASE", "STOP", "TURN", "compiled", "compiled_and_cached", "diverge"]
+__all__ = [
+    "KIND",
+    "NOW_BLOCK",
+    "NOW_THREAD",
+    "PHASE",
+    "STOP",
+    "STOP_NOW",
+    "TURN",
+    "compiled",
+    "compiled_and_cached",
+    "diverge",
+]
 __all__ += [name for name in globals() if name.startswith("_nf_")]

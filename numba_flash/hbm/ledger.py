@@ -88,11 +88,13 @@ class Bill:
 
     def _add(self, kernel, tensors):
         mine = self.kernels.setdefault(kernel, {})
+        sums = {}
         for tensor, count in tensors.items():
             try:
-                mine[tensor] = mine.get(tensor, Count()) + count
+                sums[tensor] = mine.get(tensor, Count()) + count
             except ValueError as error:
                 raise ValueError(f"{kernel}: {tensor}: {error}") from None
+        mine |= sums
 
     def __add__(self, other):
         """Both bills as one. ValueError where a kernel's tensor has elements of another size in the other bill."""

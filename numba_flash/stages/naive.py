@@ -21,7 +21,10 @@ from . import numba_type, tiles
 
 @cache
 def make_scores(real):
-    """S = scale · QKᵀ: one thread per score."""
+    """S = scale · QKᵀ: one thread per score.
+
+    x runs along the last axis of S, so that a warp's stores are neighbours; its loads of K lie d elements apart.
+    """
 
     @cuda.jit
     def scores(Q, K, S, scale):
@@ -39,7 +42,10 @@ def make_scores(real):
 
 @cache
 def make_softmax(real):
-    """P = softmax(S), row by row: one thread per row, three passes over it."""
+    """P = softmax(S), row by row: one thread per row, three passes over it.
+
+    Neighbouring threads read rows of S that lie M elements apart: uncoalesced, a later lesson mends it.
+    """
 
     @cuda.jit
     def softmax(S, P):
@@ -60,7 +66,10 @@ def make_softmax(real):
 
 @cache
 def make_output(real):
-    """O = PV: one thread per element of O."""
+    """O = PV: one thread per element of O.
+
+    x runs along the last axis of O and V, so that a warp's stores of O and loads of V are neighbours.
+    """
 
     @cuda.jit
     def output(P, V, O):
@@ -78,7 +87,10 @@ def make_output(real):
 
 @cache
 def make_logsumexp(real):
-    """L = m + log l, the logarithm of each row's softmax denominator: one thread per row. No keys: L = −∞."""
+    """L = m + log l, the logarithm of each row's softmax denominator: one thread per row. No keys: L = −∞.
+
+    Neighbouring threads read rows of S that lie M elements apart: uncoalesced, a later lesson mends it.
+    """
 
     @cuda.jit
     def logsumexp(S, L):
@@ -96,7 +108,7 @@ def make_logsumexp(real):
     return logsumexp
 
 
-TILE = 16  # threads along each side of a block
+SIDE = 16  # threads along each side of a block
 ROWS = 64  # threads of a block of kernels with one thread per row
 
 
@@ -111,11 +123,11 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
     M = K.shape[1]
     S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
-    block = (TILE, TILE)
-    if M > 0:
-        launch(make_scores(real), (tiles(M, TILE), tiles(N, TILE), H), block, Q, K, S, scale, device=device)
+    block = (SIDE, SIDE)
+    if M > 0:                                                # a grid has at least one block
+        launch(make_scores(real), (tiles(M, SIDE), tiles(N, SIDE), H), block, Q, K, S, scale, device=device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
-    launch(make_output(real), (tiles(d, TILE), tiles(N, TILE), H), block, P, V, O, device=device)
+    launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), block, P, V, O, device=device)
     return O, lse(S, real, device) if return_lse else None
 
 

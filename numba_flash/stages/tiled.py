@@ -35,7 +35,10 @@ def make_load_or_zero(real):
 
 @cache
 def make_scores(T, real):
-    """S = scale · QKᵀ: one T×T tile of S per block."""
+    """S = scale · QKᵀ: one T×T tile of S per block.
+
+    K_j[tx, t] is read down a column: in float32, 8-way bank conflicts at T = 16, 32-way at T = 32.
+    """
     load_or_zero = make_load_or_zero(real)
 
     @cuda.jit
@@ -49,10 +52,12 @@ def make_scores(T, real):
         col = cuda.blockIdx.x * T + tx                       # key of this thread
         acc = real(0)
         for t0 in range(0, Q.shape[2], T):                   # walk along d, one tile at a time
+            # tx along the last axis: a warp reads neighbouring addresses
             Q_i[ty, tx] = load_or_zero(Q, h, row, t0 + tx)
             K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)
             cuda.syncthreads()                               # both tiles are complete
             for t in range(T):
+                # rows of K_j lie T elements apart and share banks
                 acc += Q_i[ty, t] * K_j[tx, t]
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if row < S.shape[1] and col < S.shape[2]:
@@ -77,12 +82,13 @@ def make_output(T, real):
         col = cuda.blockIdx.x * T + tx                       # column of this thread
         acc = real(0)
         for j0 in range(0, P.shape[2], T):                   # walk along the keys, one tile at a time
+            # tx along the last axis: a warp reads neighbouring addresses
             P_ij[ty, tx] = load_or_zero(P, h, row, j0 + tx)
             V_j[ty, tx] = load_or_zero(V, g, j0 + ty, col)
-            cuda.syncthreads()
+            cuda.syncthreads()                               # both tiles are complete
             for j in range(T):
                 acc += P_ij[ty, j] * V_j[j, tx]
-            cuda.syncthreads()
+            cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if row < O.shape[1] and col < O.shape[2]:
             O[h, row, col] = acc                             # Alg. 0, l. 3
 
@@ -101,7 +107,7 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
     S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     block = (T, T)
-    if M > 0:
+    if M > 0:                                                # a grid has at least one block
         launch(make_scores(T, real), (tiles(M, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
     launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, P, V, O, device=device)

@@ -51,11 +51,11 @@ def test_the_next_process_compiles_nothing(tmp_path):
     assert run(tmp_path, folder) == (["1", "0"], "")
 
 
-@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "source"])
+@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "zeros", "source", "not text"])
 def test_a_damaged_entry_is_rebuilt_with_one_notice(tmp_path, damage):
     folder = tmp_path / "cache"
     run(tmp_path, folder)
-    suffix = "*.py" if damage == "source" else "*.nb[ic]"
+    suffix = {"source": "*.py", "not text": "*.py", "zeros": "*.nbc"}.get(damage, "*.nb[ic]")
     files = list(folder.rglob(suffix))
     assert files
     for file in files:
@@ -65,10 +65,12 @@ def test_a_damaged_entry_is_rebuilt_with_one_notice(tmp_path, damage):
             "garbage": b"\x80nothing" * 40,
             "truncated": content[: len(content) // 2],
             "source": b"1/0",
+            "not text": b"\xff\xfe",
+            "zeros": content[:1000] + bytes(4096) + content[5096:],  # what a power cut leaves
         }
         file.write_bytes(broken[damage])
     _, notice = run(tmp_path, folder)
-    if damage != "source":  # a changed source is written again without a word
+    if damage not in ("source", "not text"):  # a changed source is written again without a word
         assert notice.count("\n") == 1
         assert "damaged entry of the kernel cache" in notice
     assert run(tmp_path, folder) == (["1", "0"], "")
