@@ -269,7 +269,8 @@ def script():
         try:
             return main()
         finally:
-            sys.stdout.flush()
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
     except KeyboardInterrupt:
         report.console(sys.stderr).print("\nstopped by Ctrl-C")
         return 130

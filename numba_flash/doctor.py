@@ -26,7 +26,9 @@ from .hbm.ledger import Count, ledger
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 LOWEST = {"python": (3, 11), "numba": (0, 61), "numpy": (2, 0), "rich": (13, 7), "numba-cuda": (0, 30)}
 PACKAGES = ("numba", "llvmlite", "numpy", "rich", "numba-cuda")
-MADE = re.compile(r"\w+_[0-9a-f]{24}\.(py|.*\.(pyc|nbi|nbc))")  # the names that the kernel cache gives its files
+MADE = re.compile(
+    r"\w+_[0-9a-f]{24}\.(py|.*\.(pyc|nbi|nbc|sum|tmp))"
+)  # the names that the kernel cache gives its files
 
 
 @dataclass(frozen=True)

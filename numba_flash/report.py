@@ -13,6 +13,7 @@ import threading
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
@@ -138,6 +139,8 @@ class _Drawing:
 
 def in_bytes(number):
     """Bytes for reading, in powers of 1000: 88.3 MB."""
+    if number >= 10**24:
+        return f"{Decimal(number):.3g} B"
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if abs(number) < 999.5 or unit == "PB":
             break

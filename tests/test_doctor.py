@@ -16,6 +16,7 @@ from numba_flash import doctor, report
 from numba_flash.doctor import NOTE, OK, PROBLEM, Check
 
 ROOT = Path(__file__).resolve().parent.parent
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def found(checks, what):
@@ -61,13 +62,13 @@ def test_a_problem_is_exit_status_1(capsys, monkeypatch):
     ("environment", "status", "says"),
     [
         ({"NUMBA_DISABLE_JIT": "1"}, 1, "NUMBA_DISABLE_JIT is set"),
-        ({"NUMBA_FLASH_DEVICE": "tpu"}, 1, "device='tpu' is unknown"),
+        ({"NUMBA_FLASH_DEVICE": "tpu"}, 1, "NUMBA_FLASH_DEVICE='tpu' is unknown"),
         ({"NUMBA_ENABLE_CUDASIM": "1"}, 0, "NUMBA_ENABLE_CUDASIM is set"),
         ({"NUMBA_FLASH_STRICT": "1", "NUMBA_FLASH_DEVICE": "cpu"}, 0, "NUMBA_FLASH_STRICT=1 is set"),
     ],
 )
 def test_the_environment(environment, status, says):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_FLASH_DEVICE": "", **environment}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "NUMBA_FLASH_DEVICE": "", **environment}
     args = [sys.executable, "-m", "numba_flash", "doctor"]
     done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=120, encoding="utf-8")
     assert done.returncode == status, done.stderr
@@ -206,12 +207,12 @@ def test_real_entries_are_recognised(tmp_path):
         "import numpy as np\nfrom numba_flash import doctor\n"
         "assert doctor.self_test().verdict == 'ok'\n"
         "made = [f for f in doctor.kernels.folder().rglob('*') if f.is_file()]\n"
-        "assert len(made) == 3 and sorted(made) == doctor.cache_files(), (made, doctor.cache_files())\n"
+        "assert len(made) == 4 and sorted(made) == doctor.cache_files(), (made, doctor.cache_files())\n"
         "doctor.clear_cache()\n"
         "assert doctor.self_test().verdict == 'ok'\n"
     )
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "NUMBA_FLASH_CACHE_DIR": str(tmp_path), "NUMBA_FLASH_DEVICE": "cpu",
+        "PYTHONPATH": PATHS, "NUMBA_FLASH_CACHE_DIR": str(tmp_path), "NUMBA_FLASH_DEVICE": "cpu",
         "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)

@@ -269,7 +269,11 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
 def test_a_device_that_is_not_there():
     for flags, env, says in (
         (("--device", "sim"), {}, "argument --device: device='sim' needs NUMBA_ENABLE_CUDASIM=1"),
-        ((), {"NUMBA_FLASH_DEVICE": "tpu"}, "environment variable NUMBA_FLASH_DEVICE: device='tpu' is unknown"),
+        (
+            (),
+            {"NUMBA_FLASH_DEVICE": "tpu"},
+            "environment variable NUMBA_FLASH_DEVICE: NUMBA_FLASH_DEVICE='tpu' is unknown",
+        ),
     ):
         status, out, err = run("02_naive.py", *flags, env=environment(**env) | {"NUMBA_ENABLE_CUDASIM": "0"})
         assert (status, out) == (2, "") and says in err and "Traceback" not in err

@@ -257,9 +257,9 @@ class Scope:
         return None
 
 
+# What Numba accepts as a bare name, from numba.cuda import grid; threadIdx and its like must be written cuda.threadIdx.
 CUDA_NAMES = [
-    "threadIdx", "blockIdx", "blockDim", "gridDim", "warpsize", "grid", "gridsize", "syncthreads", "syncthreads_count",
-    "syncthreads_and", "syncthreads_or", "laneid",
+    "grid", "gridsize", "syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or",
     *FENCES, *(name for name in dir(cuda) if WARP.fullmatch(name)),
 ]  # fmt: skip
 CUDA_OBJECTS = {name: getattr(cuda, name) for name in CUDA_NAMES if hasattr(cuda, name)}

@@ -3,7 +3,7 @@
 import numba
 import numba.cuda
 from numba import cuda as C
-from numba.cuda import blockIdx, syncthreads, threadIdx
+from numba.cuda import gridsize, syncthreads
 from numba.types import int32 as whole
 
 
@@ -12,7 +12,7 @@ def renamed(A):
     seen = C.shared.array(4, whole)
     i = numba.cuda.grid(1)
     if i < A.shape[0]:
-        seen[threadIdx.x] = blockIdx.x * C.blockDim.x + threadIdx.x - i + numba.cuda.gridsize(1)
+        seen[C.threadIdx.x] = numba.cuda.blockIdx.x * C.blockDim.x + C.threadIdx.x - i + gridsize(1)
     syncthreads()
     if i < A.shape[0]:
-        A[i] = seen[threadIdx.x]
+        A[i] = seen[C.threadIdx.x]
