@@ -1,5 +1,6 @@
 """`attention`: check the arguments, pick the stage, launch, hand the result back."""
 
+import contextlib
 import math
 import reprlib
 import warnings
@@ -239,16 +240,18 @@ def _is_contiguous(operand):
 
 def _as_heads(operand, place):
     """The array as kernels see it, (heads, length, d), contiguous and where they run; copied only where it must be."""
-    array = operand.array
-    if operand.on_device and not _is_contiguous(operand):
-        array = engine.empty(operand.shape, operand.dtype, place)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Numba's kernel that copies complains of small arrays
-            array[:] = operand.array
-    elif not operand.on_device:
-        array = np.require(array, requirements=("C", "A"))
-        array = array if place == "cpu" else engine.to_device(array, place)
-    return array.reshape(math.prod(operand.shape[:-2]), *operand.shape[-2:])
+    shape = (math.prod(operand.shape[:-2]), *operand.shape[-2:])
+    if not operand.on_device:
+        array = np.require(operand.array, requirements=("C", "A")).reshape(shape)
+        return array if place == "cpu" else engine.to_device(array, place)
+    if _is_contiguous(operand):
+        with contextlib.suppress(NotImplementedError):  # Numba's, for odd strides of an axis of one element
+            return operand.array.reshape(shape)
+    array = engine.empty(operand.shape, operand.dtype, place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Numba's, about the small grid of its own copying kernel
+        array[:] = operand.array
+    return array.reshape(shape)
 
 
 def _result(array, shape, on_device):

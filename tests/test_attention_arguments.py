@@ -415,3 +415,11 @@ def test_out_of_memory_is_a_memory_error_that_counts_only_copies(monkeypatch):
         nf.attention(Q[::-1], K[:, ::-1], V, device="cpu")
     monkeypatch.setattr(attention_module.engine, "free_bytes", lambda device=None: 1000)
     nf.attention(Q[::-1], K[:, ::-1], V, device="cpu")
+
+
+def test_axes_of_one_element():
+    """A view with a new axis has odd strides there, on the host and on the device."""
+    q, k, v = arrays((3, 6, 4))
+    expected = nf.attention(q, k, v)
+    batched = nf.attention(q[:, None], k[:, None], v[:, None])
+    np.testing.assert_array_equal(batched[:, 0], expected)
