@@ -2,20 +2,24 @@
 
 from . import errors, testing
 from .attention import attention
+from .blocks import choose_blocks
 from .engine.launch import device, empty, launch, to_device, to_host
 from .hbm.ledger import ledger
 from .hbm.predict import flops, predict
+from .merge import merge
 from .stages import STAGES
 
 __all__ = [
     "STAGES",
     "attention",
+    "choose_blocks",
     "device",
     "empty",
     "errors",
     "flops",
     "launch",
     "ledger",
+    "merge",
     "predict",
     "testing",
     "to_device",

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .blocks import fitting_blocks
+from .checks import check_stage
 from .engine import launch as engine
 from .engine import model
-from .hbm.predict import check_stage, check_tile
 from .stages import STAGES
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 MAX_D = 256  # features a head
 
 
-def attention(q, k, v, *, stage="tiled", scale=None, blocks=None, return_lse=False, device=None):
+def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=False, device=None):
     """Exact attention, O = softmax(scale · Q Kᵀ) V, computed by one stage of the ladder.
 
     q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256. k and v: one shape, with the rank, batch,
@@ -46,7 +47,7 @@ def attention(q, k, v, *, stage="tiled", scale=None, blocks=None, return_lse=Fal
     H, N, M, d = _sizes(*operands)
     _check_64_bit(H, N, M, d, dtype)
     scale = _scale(scale, d, dtype)
-    check_tile(stage, blocks, dtype)
+    fitting_blocks(stage, blocks, d=d, dtype=dtype)
     if not isinstance(return_lse, (bool, np.bool_)):
         raise TypeError(f"return_lse={return_lse!r} must be True or False")
     place = engine.device(device).name

@@ -28,12 +28,12 @@ from rich.text import Text
 
 from . import reference, report, testing
 from .attention import MAX_D
+from .blocks import TILINGS, fitting_blocks
 from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
 from .hbm.ledger import KINDS
-from .hbm.predict import check_tile
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
 COMMENT = 20  # columns of a listing that a comment should have
@@ -42,30 +42,40 @@ SIZES = "N = {n}, d = {d}, float32, {heads}"
 
 
 def start(
-    name, *, n=1024, d=64, heads=1, blocks=16, seed=0, stage=None, predict_only=False, sizes=SIZES, meanings=None
+    name,
+    *,
+    n=1024,
+    d=64,
+    heads=1,
+    blocks=16,
+    seed=0,
+    stage=None,
+    predict_only=False,
+    sizes=SIZES,
+    meanings=None,
+    extra=None,
 ):
     """Read the flags and check them, print the heading -> Lesson. A bad flag ends the script with exit status 2.
 
     name: number and title, "03 · tiled". n to seed: what the flags are when left out. stage: --blocks is the side T of
-    its tiles; without a stage it is the number of threads per block. predict_only: the lesson predicts that stage and
-    does not run it, so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d},
-    {heads}, {blocks} and {threads}. meanings: flag -> what --help says of it, where that is special to the lesson.
+    its tiles, or Br,Bc for a stage whose tiles are no squares, where blocks=None leaves the choice to the stage;
+    without a stage it is the number of threads per block. predict_only: the lesson predicts that stage and does not
+    run it, so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d}, {heads},
+    {blocks} and {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags
+    of this lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
     """
     notebook = in_notebook()
+    extra = extra or {}
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
-    tile = f"T, the side of a tile of {stage}: " + ("predicted only" if predict_only else "T x T threads per block")
-    meaning = {
-        "n": "N, the number of queries and of keys",
-        "d": "d, the number of columns of a head",
-        "heads": "the number of heads",
-        "blocks": tile if stage else "threads per block",
-        "seed": "seed of the random input",
-    }
-    parser = _parser(name, values, stage, meaning | (meanings or {}))
+    values |= {flag: default for flag, (default, *_) in extra.items()}
+    parser = _parser(name, values, stage, predict_only, meanings or {}, extra)
     flags = parser.parse_args([] if notebook else sys.argv[1:])
     where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
     for what, check in (
-        ("argument --blocks", lambda: stage and not predict_only and check_tile(stage, flags.blocks, "float32")),
+        (
+            "argument --blocks",
+            lambda: stage and not predict_only and fitting_blocks(stage, flags.blocks, d=flags.d, dtype="float32"),
+        ),
         (where, lambda: device(flags.device)),
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
@@ -77,7 +87,7 @@ def start(
     if not notebook:
         sys.excepthook = _leave
     given = {flag: value for flag, value in vars(flags).items() if flag in values and value != values[flag]}
-    return Lesson(name, flags, given, sizes)
+    return Lesson(name, flags, given, sizes, extra)
 
 
 def in_notebook():
@@ -85,17 +95,27 @@ def in_notebook():
     return bool(re.search("ipykernel|colab_kernel", sys.argv[0] if sys.argv else ""))
 
 
-def _parser(name, values, stage, meaning):
+def _parser(name, values, stage, predict_only, meanings, extra):
     parser = argparse.ArgumentParser(description=report.to_ascii(f"Lesson {name}."))
-    for flag, sign, least, most in (
-        ("n", "N", 1, None),
-        ("d", "D", 1, MAX_D),
-        ("heads", "H", 1, GRID_YZ),
-        ("blocks", "T" if stage else "B", 1, None if stage else THREADS),
-        ("seed", "S", 0, None),
-    ):
-        help = f"{meaning[flag]} (default: %(default)s)"
-        parser.add_argument(f"--{flag}", type=whole_number(least, most), default=values[flag], metavar=sign, help=help)
+    if not stage:
+        blocks = whole_number(1, THREADS), "B", "threads per block"
+    elif TILINGS[stage].square:
+        threads = "predicted only" if predict_only else "T x T threads per block"
+        blocks = whole_number(1), "T", f"T, the side of a tile of {stage}: {threads}"
+    else:
+        only = ": predicted only" if predict_only else ""
+        blocks = tile_sides, "BR,BC", f"Br queries by Bc keys per tile; one number for both{only}"
+    for flag, (kind, sign, meaning) in {
+        "n": (whole_number(1), "N", "N, the number of queries and of keys"),
+        "d": (whole_number(1, MAX_D), "D", "d, the number of columns of a head"),
+        "heads": (whole_number(1, GRID_YZ), "H", "the number of heads"),
+        "blocks": blocks,
+        "seed": (whole_number(0), "S", "seed of the random input"),
+        **{flag: rest for flag, (_, *rest) in extra.items()},
+    }.items():
+        default = values[flag]
+        help = f"{meanings.get(flag, meaning)} (default: {'what fits' if default is None else _written(default)})"
+        parser.add_argument(f"--{flag}", type=kind, default=default, metavar=sign, help=help)
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
     parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
     parser.add_argument("--step", action="store_true", help="wait for Enter between the parts and before answers")
@@ -104,7 +124,7 @@ def _parser(name, values, stage, meaning):
     return parser
 
 
-def whole_number(least, most):
+def whole_number(least, most=None):
     """The argparse type of an integer from `least` to `most`, or without an end."""
 
     def whole(text):
@@ -118,6 +138,19 @@ def whole_number(least, most):
         return number
 
     return whole
+
+
+def tile_sides(text):
+    """The argparse type of Br,Bc -> (Br, Bc); one number stands for both."""
+    sides = tuple(map(whole_number(1), text.split(",")))
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: give Br,Bc or one number for both")
+    return sides * (3 - len(sides))
+
+
+def _written(value):
+    """The value of a flag as it is typed: a tuple with commas."""
+    return ",".join(f"{part:.15g}" for part in value) if isinstance(value, tuple) else f"{value}"
 
 
 def check_writable(path, suffixes=None):
@@ -142,17 +175,18 @@ def check_writable(path, suffixes=None):
 class Lesson:
     """One run of a lesson. `n`, `d`, `heads`, `blocks`, `seed`, `device`, `step`, `svg` and `json` are its flags."""
 
-    def __init__(self, name, flags, given, sizes):
+    def __init__(self, name, flags, given, sizes, extra):
         self.__dict__.update(vars(flags))
         self.given = given  # the flags that differ from what the lesson sets
         self.screen = report.console(record=flags.svg is not None)
-        used = {flag: getattr(flags, flag) for flag in ("n", "d", "heads", "blocks", "seed")}
+        used = {flag: getattr(flags, flag) for flag in ("n", "d", "heads", "blocks", "seed", *extra)}
         self.figures = {"lesson": name[:2], **used}
         self.figures |= {"device": device(self.device).name, "bills": {}, "errors": {}, "faults": []}
         self.parts = 0
         self.questions = 0
         self.explained = False  # whether a bill has said what it counts
-        heads, threads = plural(self.heads, "head"), plural(self.blocks, "thread")
+        heads = plural(self.heads, "head")
+        threads = plural(self.blocks, "thread") if isinstance(self.blocks, int) else ""
         sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks, threads=threads)
         self.show(report.heading(f"Lesson {name}", sizes), "")
 
@@ -202,8 +236,8 @@ class Lesson:
         self.show(f" Running {what} ...", "")
 
     def source(self, kernel, first=None, last=None):
-        """Print a kernel's source with line numbers: all of it, or from the line with `first` to that with `last`."""
-        lines, number = inspect.getsourcelines(function_of(kernel))
+        """Print a function's source with line numbers: all, or from the line with `first` to that with `last`."""
+        lines, number = inspect.getsourcelines(function_of(kernel) or kernel)
         begin = next((at for at, line in enumerate(lines) if first and first in line), 0)
         end = next((at for at, line in enumerate(lines) if last and last in line), len(lines) - 1)
         lines = textwrap.dedent("".join(lines[begin : end + 1])).splitlines()
@@ -247,8 +281,10 @@ class Lesson:
     def tries(self, flags):
         """Print commands to try: `flags` maps the flags of a run to what it will show. Flags in use stay in use."""
         for more, what in flags.items():
-            kept = "".join(f" --{flag} {value}" for flag, value in self.given.items() if f"--{flag} " not in more)
-            self.text(f"    {self.command()}{kept} {more}\n{' '.join(what.split())}")
+            kept = {flag: value for flag, value in self.given.items() if not re.search(f"--{flag}[ =]", more)}
+            kept = "".join(f" --{flag}{' ='[isinstance(v, tuple)]}{_written(v)}" for flag, v in kept.items())
+            command = _folded(f"{self.command()}{kept} {more}", self.screen.width)
+            self.text(f"{command}\n{' '.join(what.split())}")
 
     def command(self):
         """What starts this lesson from the folder where the learner stands."""
@@ -311,6 +347,13 @@ def plural(number, noun):
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
+def tiling(blocks):
+    """What tiles take, as `str` of a `blocks.Blocks` says it, in the wording of the lessons."""
+    said = str(blocks).replace(" keys a tile", " keys per tile")
+    said = said.replace(" for each of 1 threads", " for its 1 thread")
+    return re.sub(r" = 1 (querie|key)s\b", lambda one: f" = 1 {one[1].replace('ie', 'y')}", said)
+
+
 def line_of(kernel, text, which=1):
     """The number of the `which`-th line of a kernel that holds `text`. ValueError where there is no such line."""
     function = function_of(kernel)
@@ -338,6 +381,14 @@ def without(kernel, text, which=1):
     names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals, "__name__": __name__}
     exec(compile(source, file, "exec"), names)
     return names[function.__name__]
+
+
+def _folded(command, width):
+    """A command, indented; where it is too long for a line, a backslash ends the line and it goes on in the next."""
+    if len(command) <= width - 5:
+        return f"    {command}"
+    lines = textwrap.wrap(command, width - 8, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "    " + " \\\n    ".join(lines)
 
 
 def _listing(lines, number, width):

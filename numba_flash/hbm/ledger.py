@@ -9,6 +9,8 @@ import contextvars
 import json
 from dataclasses import asdict, dataclass
 
+from ..checks import integer
+
 KINDS = ("loads", "stores", "atomics")
 
 
@@ -107,8 +109,6 @@ class Bill:
 
     def scaled(self, k):
         """This bill `k` times (k >= 0, an integer): of one head for all heads, say. It lists no launches."""
-        from .predict import integer
-
         k = integer("k", k)
         return Bill(
             {

@@ -5,20 +5,16 @@ what every kernel loads, stores and computes. A floating-point add, subtract, mu
 element is one operation.
 """
 
-import difflib
-import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.model import STATIC_SHARED, THREADS
-from ..errors import SharedMemoryError
+from ..blocks import check_blocks
+from ..checks import check_stage, integer, itemsize
+from ..engine.model import STATIC_SHARED
 from .ledger import Bill, Count
 
-DTYPES = ("float32", "float64")
 DIRECTIONS = ("forward",)
 
 
@@ -44,22 +40,14 @@ class Kernel:
     flops: int = 0
 
 
-class ClosedForm(NamedTuple):
-    kernels: Callable
-    blocks: tuple | None
-
-
 _FORMS = {}
 
 
-def closed_form(stage, blocks=None):
-    """Register the function below as the closed form of `stage`: Problem -> kernel name -> Kernel.
+def closed_form(stage):
+    """Register the function below as the closed form of `stage`: Problem -> kernel name -> Kernel."""
 
-    `blocks` are the stage's default tile sides, None where it has no tiles.
-    """
-
-    def register(kernels):
-        _FORMS[stage] = ClosedForm(kernels, blocks)
+    def register(kernels: Callable):
+        _FORMS[stage] = kernels
         return kernels
 
     return register
@@ -89,21 +77,95 @@ def naive(p):
     }
 
 
-@closed_form("tiled", blocks=(16, 16))
+@closed_form("tiled")
 def tiled(p):
     """One T×T tile of S, then of O, per block of threads; the operands pass through shared T×T tiles.
 
     A tile at the edge loads only what is there, but every thread multiplies through the whole tile, zeros included.
     """
-    N, M, d, T = p.N, p.M, p.d, p.blocks[0]
-    Tr, Tc, Td = -(-N // T), -(-M // T), -(-d // T)
-    product = Tr * Tc * Td * 2 * T**3
+    N, M, d = p.N, p.M, p.d
+    T, Tr, Tc, Td = square_tiles(p)
     return {
-        "scores": Kernel({"Q": N * d * Tc, "K": M * d * Tr}, {"S": N * M}, flops=product + N * M),
+        "scores": tiled_scores(p),
         "softmax": softmax(N, M),
-        "output": Kernel({"P": N * M * Td, "V": M * d * Tr}, {"O": N * d}, flops=product),
+        "output": Kernel({"P": N * M * Td, "V": M * d * Tr}, {"O": N * d}, flops=Tr * Tc * Td * 2 * T**3),
         **logsumexp(p),
     }
+
+
+def square_tiles(p):
+    """T, and how many tiles of side T cover the queries, the keys and the columns."""
+    T = p.blocks[0]
+    return T, -(-p.N // T), -(-p.M // T), -(-p.d // T)
+
+
+def tiled_scores(p):
+    N, M, d = p.N, p.M, p.d
+    T, Tr, Tc, Td = square_tiles(p)
+    flops = Tr * Tc * Td * 2 * T**3 + N * M
+    return Kernel({"Q": N * d * Tc, "K": M * d * Tr}, {"S": N * M}, flops)
+
+
+@closed_form("online_softmax")
+def online_softmax(p):
+    """The scores as in tiled; one pass over S for m and l; exp(S − m) / l is formed on the way into the product.
+
+    Statistics, an element: a max, and twice a subtraction and exp, a product, a sum.
+    """
+    N, M, d = p.N, p.M, p.d
+    T, Tr, Tc, Td = square_tiles(p)
+    output = Kernel(
+        {"S": N * M * Td, "m": N * T * Td, "l": N * T * Td, "V": M * d * Tr},
+        {"O": N * d},
+        flops=Tr * Tc * Td * 2 * T**3 + N * M * Td * 3,
+    )
+    return {
+        "scores": tiled_scores(p),
+        "statistics": Kernel({"S": N * M}, {"m": N, "l": N}, flops=N * M * 7),
+        "output": output,
+        **lse_from_m_and_l(p),
+    }
+
+
+def lse_from_m_and_l(p):
+    """L = m + log l, for `return_lse`: one thread a row."""
+    form = Kernel({"m": p.N, "l": p.N}, {"L": p.N}, flops=2 * p.N if p.M else 0)
+    return {"logsumexp": form} if p.return_lse else {}
+
+
+@closed_form("flash")
+def flash(p):
+    """Algorithm 1: K and V once; Q, O, l and m at each of the Tc tiles of keys; O, l and m also to start with.
+
+    A score: product with scale, max; subtract, exp, sum; times exp(m̃ − m); two products of d. A row at each step:
+    max; 2 × (subtract, exp); the new l, 3; O scaled and divided, d each.
+    """
+    N, M, d = p.N, p.M, p.d
+    Tc = -(-M // p.blocks[1])
+    return {
+        "initialise": Kernel({}, {"O": N * d, "l": N, "m": N}),
+        "flash": Kernel(
+            {"Q": Tc * N * d, "K": M * d, "V": M * d, "O": Tc * N * d, "l": Tc * N, "m": Tc * N},
+            {"O": Tc * N * d, "l": Tc * N, "m": Tc * N},
+            flops=N * M * (4 * d + 6) + N * Tc * (2 * d + 8),
+        ),
+        **lse_from_m_and_l(p),
+    }
+
+
+@closed_form("flash2")
+def flash2(p):
+    """FlashAttention-2's order: Q once, O and L once; K and V for each of the Tr tiles of queries.
+
+    A score: product with scale, max; subtract, exp, sum; two products of d. A row at each step: subtract, exp; l and O
+    rescaled, 1 + d. At the end a row is divided, d, and L formed, 2. Rows beyond N are computed too, and not stored.
+    """
+    N, M, d = p.N, p.M, p.d
+    Br, Bc = p.blocks
+    Tr, Tc = -(-N // Br), -(-M // Bc)
+    flops = Tr * Br * (M * (4 * d + 5) + Tc * (d + 3)) + (N * (d + 2) if M else 0)
+    loads = {"Q": N * d, "K": Tr * M * d, "V": Tr * M * d}
+    return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
 
 def ideal(p):
@@ -128,18 +190,21 @@ def predict(
     direction="forward",
     dtype="float32",
     blocks=None,
+    sram=STATIC_SHARED,
     return_lse=False,
 ):
     """The bill of `stage` before it runs, equal to what the ledger counts -> Bill.
 
     n queries, n_k keys (default n), d columns a head; `heads` query heads and `kv_heads` key and value heads (default
     the same; heads must be a multiple) in each of `batch`. `dtype` is float32 or float64. `blocks`, for a stage with
-    tiles, is the side T or (T, T): any size, also one that no device could hold (`check_tile` asks that). `return_lse`
-    adds the kernel that forms L. Pure arithmetic on Python integers, so exact at any size.
+    tiles: T or (T, T) where they are square, (Br, Bc) for flash and flash2, of any size, also one that no device could
+    hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
+    `choose_blocks`). `return_lse` adds the kernel that forms L. Pure arithmetic on Python integers, so exact at any
+    size.
 
     TypeError or ValueError for an argument that has no meaning: it names the argument, its value and the way out.
     """
-    form, p = _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, return_lse)
+    form, p = _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, sram, return_lse)
     return _bill(form, p)
 
 
@@ -155,10 +220,11 @@ def flops(
     direction="forward",
     dtype="float32",
     blocks=None,
+    sram=STATIC_SHARED,
     return_lse=False,
 ):
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
-    form, p = _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, return_lse)
+    form, p = _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, sram, return_lse)
     return p.heads * sum(kernel.flops for kernel in form(p).values())
 
 
@@ -167,7 +233,7 @@ def algorithm0(*, n, d, n_k=None, heads=1, batch=1, dtype="float32"):
 
     4NM + 2Nd + 2Md elements a head, 4N² + 4Nd where N = M. Arguments and errors as for `predict`.
     """
-    _, p = _problem("naive", n, d, n_k, heads, None, batch, "forward", dtype, None, False)
+    _, p = _problem("naive", n, d, n_k, heads, None, batch, "forward", dtype, None, STATIC_SHARED, False)
     return _bill(ideal, p)
 
 
@@ -181,8 +247,8 @@ def _bill(form, p):
     return Bill(kernels)
 
 
-def _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, return_lse):
-    check_stage(stage)
+def _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks, sram, return_lse):
+    check_stage(stage, _FORMS)
     if direction not in DIRECTIONS:
         raise ValueError(f"direction={direction!r} has no closed form yet: pass {' or '.join(map(repr, DIRECTIONS))}")
     if not isinstance(return_lse, bool | np.bool_):
@@ -195,83 +261,7 @@ def _problem(stage, n, d, n_k, heads, kv_heads, batch, direction, dtype, blocks,
         raise ValueError(
             f"heads={heads} is no multiple of kv_heads={kv_heads}: each key head serves equally many heads"
         )
-    problem = Problem(n, n_k, d, batch * heads, check_blocks(stage, blocks), itemsize(dtype), bool(return_lse))
-    return _FORMS[stage].kernels, problem
-
-
-def integer(name, value, least=0):
-    """`value` as a Python int. TypeError where it is no integer (a bool is none), ValueError below `least`."""
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} is not an integer: pass an int, {least} or more") from None
-    if number < least:
-        raise ValueError(f"{name}={number} is too small: pass {least} or more")
-    return number
-
-
-def itemsize(dtype):
-    """Bytes of one element of `dtype` (a name, or what numpy.dtype takes). ValueError where no stage computes in it."""
-    try:
-        name = np.dtype(dtype).name if dtype is not None else None
-    except (TypeError, ValueError):
-        name = None
-    if name not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not one the stages compute in: pass {' or '.join(map(repr, DTYPES))}")
-    return np.dtype(name).itemsize
-
-
-def check_stage(stage, stages=None):
-    """Raise unless `stage` is one of `stages` (default: those predicted); the error lists them and the nearest."""
-    stages = list(_FORMS if stages is None else stages)
-    names = ", ".join(map(repr, stages))
-    if not isinstance(stage, str):
-        raise TypeError(f"stage={stage!r} must be the name of a stage: one of {names}")
-    if stage not in stages:
-        near = difflib.get_close_matches(stage.lower(), stages, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"stage={stage!r} is unknown: use one of {names}{hint}")
-
-
-def check_blocks(stage, blocks):
-    """The tile sides (T, T) of `stage` for `blocks` None (its default), T or (T, T); None for a stage without tiles.
-
-    Any side has a meaning here; whether the device can hold it is asked by `check_tile`.
-    """
-    default = _FORMS[stage].blocks
-    if blocks is None:
-        return default
-    if default is None:
-        raise ValueError(f"blocks={blocks!r}: stage {stage!r} has no tiles; leave blocks out")
-    if isinstance(blocks, tuple | list):
-        sides = tuple(integer(f"blocks={blocks!r}: side", side, 1) for side in blocks)
-    else:
-        sides = (integer("blocks", blocks, 1),) * 2
-    if len(sides) != 2 or sides[0] != sides[1]:
-        raise ValueError(f"blocks={blocks!r}: the tiles of stage {stage!r} are square; pass one side T, or (T, T)")
-    return sides
-
-
-def check_tile(stage, blocks, dtype):
-    """The tile sides of `stage`, as `check_blocks` gives them, after asking whether a block of the device holds them.
-
-    A block has T×T threads and two T×T tiles. SharedMemoryError (a ValueError) where the tiles overflow the static
-    shared memory, ValueError where only the threads are too many; both name the largest tile that fits.
-    """
-    sides, size = check_blocks(stage, blocks), itemsize(dtype)
-    if sides is None:
-        return None
-    T = sides[0]
-    needed = 2 * T * T * size
-    largest = min(math.isqrt(THREADS), math.isqrt(STATIC_SHARED // (2 * size)))
-    way_out = f"the largest tile that fits is blocks=({largest}, {largest})"
-    if needed > STATIC_SHARED:
-        raise SharedMemoryError(
-            f"blocks={sides}: two tiles of {np.dtype(dtype).name} need {needed:,} bytes of shared memory, and a block "
-            f"has {STATIC_SHARED:,}; {way_out}"
-        )
-    if T * T > THREADS:
-        raise ValueError(f"blocks={sides}: {T * T:,} threads, and a block has at most {THREADS:,}; {way_out}")
-    return sides
+    blocks = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram)
+    sides = None if blocks is None else tuple(blocks)
+    problem = Problem(n, n_k, d, batch * heads, sides, itemsize(dtype), bool(return_lse))
+    return _FORMS[stage], problem

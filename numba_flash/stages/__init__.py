@@ -33,11 +33,14 @@ class Stage:
 
 
 def _ladder():
-    from . import naive, tiled
+    from . import flash, flash2, naive, online_softmax, tiled
 
     rows = (
         ("naive", "One thread per element, every operand from HBM", "nothing: the start", "Algorithm 0", naive),
         ("tiled", "Operands come through shared tiles", "the re-reads of Q, K, V and P", "Algorithm 0", tiled),
+        ("online_softmax", "One pass over S; P only in shared memory", "P", "section 3.1, softmax", online_softmax),
+        ("flash", "One kernel, K and V in the outer loop", "S", "Algorithm 1", flash),
+        ("flash2", "One kernel, Q in the outer loop", "the re-reads of O, l and m", "FlashAttention-2", flash2),
     )
     return [Stage(name, title, deletes, paper, module.forward) for name, title, deletes, paper, module in rows]
 

@@ -14,8 +14,8 @@ from functools import cache
 
 from numba import cuda
 
+from ..blocks import fitting_blocks
 from ..engine.launch import empty, launch
-from ..hbm.predict import check_tile
 from . import numba_type, tiles
 
 
@@ -117,7 +117,7 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
 
     Raises ValueError for any `blocks`: this stage has no tiles.
     """
-    check_tile("naive", blocks, Q.dtype)
+    fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype)
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     M = K.shape[1]

@@ -14,8 +14,8 @@ from functools import cache
 
 from numba import cuda
 
+from ..blocks import fitting_blocks
 from ..engine.launch import empty, launch
-from ..hbm.predict import check_tile
 from . import numba_type, tiles
 from .naive import ROWS, lse, make_softmax
 
@@ -100,9 +100,9 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
-    T = check_tile("tiled", blocks, Q.dtype)[0]
-    real = numba_type(Q.dtype)
     H, N, d = Q.shape
+    T, _ = fitting_blocks("tiled", blocks, d=d, dtype=Q.dtype)
+    real = numba_type(Q.dtype)
     M = K.shape[1]
     S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)

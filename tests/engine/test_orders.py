@@ -20,7 +20,8 @@ ORDERS = {
     "odd first": lambda n: np.concatenate([np.arange(1, n, 2), np.arange(0, n, 2)]),
     "shuffled": lambda n: np.random.default_rng(n).permutation(n),
 }
-SMALL = {"tiled": 8}  # tiles that give several in each direction
+# tiles that give several in each direction
+SMALL = {"tiled": 8, "online_softmax": 8, "flash": (8, 9), "flash2": (8, 9)}
 
 
 def recorded(stage, monkeypatch):
@@ -54,7 +55,7 @@ def test_stages_do_not_depend_on_the_order(stage, order, monkeypatch):
         straight = run(kernel, grid, block, before)
         orders = {"thread_order": permutation(int(np.prod(block))), "block_order": permutation(int(np.prod(grid)))}
         for one, other in zip(straight, run(kernel, grid, block, before, **orders), strict=True):
-            assert np.isfinite(one).all(), function_of(kernel).__name__
+            assert not np.isnan(one).any(), function_of(kernel).__name__
             assert np.array_equal(one, other), function_of(kernel).__name__
 
 

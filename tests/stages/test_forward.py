@@ -10,7 +10,13 @@ SIZES = [  # heads, kv_heads, N, M, d
     (1, 1, 1, 1, 1), (1, 1, 2, 5, 3), (2, 2, 17, 33, 8), (4, 2, 31, 32, 16), (3, 1, 33, 31, 40), (1, 1, 63, 65, 59),
     (2, 1, 97, 64, 64), (1, 1, 16, 16, 16), (1, 1, 5, 0, 4), (1, 1, 8, 70, 256),
 ]  # fmt: skip
-BLOCKS = {"naive": [None], "tiled": [None, 4, 7, (32, 32)]}
+BLOCKS = {
+    "naive": [None],
+    "tiled": [None, 4, 7, (32, 32)],
+    "online_softmax": [None, 5],
+    "flash": [None, (7, 5), (64, 8)],
+    "flash2": [None, (7, 5), (33, 8)],
+}
 CONFIGURATIONS = [(stage, blocks) for stage in nf.STAGES for blocks in BLOCKS[stage]]
 
 

@@ -1,0 +1,43 @@
+"""Checks of arguments that several public functions share. Each error names the argument, its value and the way out."""
+
+import difflib
+import operator
+
+import numpy as np
+
+DTYPES = ("float32", "float64")
+
+
+def integer(name, value, least=0):
+    """`value` as a Python int. TypeError where it is no integer (a bool is none), ValueError below `least`."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not an integer: pass an int, {least} or more") from None
+    if number < least:
+        raise ValueError(f"{name}={number} is too small: pass {least} or more")
+    return number
+
+
+def itemsize(dtype):
+    """Bytes of one element of `dtype` (a name, or what numpy.dtype takes). ValueError where no stage computes in it."""
+    try:
+        name = np.dtype(dtype).name if dtype is not None else None
+    except (TypeError, ValueError):
+        name = None
+    if name not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not one the stages compute in: pass {' or '.join(map(repr, DTYPES))}")
+    return np.dtype(name).itemsize
+
+
+def check_stage(stage, stages):
+    """Raise a ValueError that lists `stages` and the nearest, if `stage` is unknown; a TypeError if it is no name."""
+    names = ", ".join(map(repr, stages))
+    if not isinstance(stage, str):
+        raise TypeError(f"stage={stage!r} must be the name of a stage: one of {names}")
+    if stage not in stages:
+        near = difflib.get_close_matches(stage.lower(), stages, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"stage={stage!r} is unknown: use one of {names}{hint}")

@@ -1,0 +1,117 @@
+"""Stage `flash`: FlashAttention, Algorithm 1 of the paper (Dao et al. 2022, arXiv:2205.14135), line by line.
+
+Deletes S: one kernel does it all, and a tile of S lives and dies in shared memory. K and V are walked through once, in
+the outer loop; O, l and m are read and written again at each of its Tc steps. For one head, N queries, M keys,
+Tc = ⌈M/Bc⌉:
+
+    initialise                                                                 stores O Nd, l N, m N
+    flash        loads Q TcNd, K Md, V Md, O TcNd, l TcN, m TcN                stores O TcNd, l TcN, m TcN
+
+A block of Br threads works on one head. Each thread has a row of Q_i and O_i in registers; K_j, V_j and S_ij are
+shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses.
+"""
+
+import math
+from functools import cache
+
+from numba import cuda
+
+from ..blocks import fitting_blocks
+from ..engine.launch import empty, launch
+from . import numba_type, tiles
+from .naive import ROWS
+from .online_softmax import lse
+
+
+@cache
+def make_initialise(real):
+    """O = 0, l = 0, m = −∞: one thread a row."""
+
+    @cuda.jit
+    def initialise(O, l, m):
+        i = cuda.grid(1)
+        h = cuda.blockIdx.y
+        if i < O.shape[1]:
+            for t in range(O.shape[2]):
+                O[h, i, t] = real(0)                         # Alg. 1, l. 2
+            l[h, i] = real(0)
+            m[h, i] = real(-math.inf)
+
+    return initialise
+
+
+@cache
+def make_forward(Br, Bc, d, real):
+    """One block a head, K/V in the outer loop; thread r has row r of each tile of Q and O."""
+
+    @cuda.jit
+    def flash(Q, K, V, O, l, m, scale):
+        K_j = cuda.shared.array((Bc, d), real)
+        V_j = cuda.shared.array((Bc, d), real)
+        S_ij = cuda.shared.array((Bc, Br), real)
+        Q_i = cuda.local.array(d, real)                      # one row: that of this thread
+        O_i = cuda.local.array(d, real)
+        h = cuda.blockIdx.x
+        g = h * K.shape[0] // Q.shape[0]
+        r = cuda.threadIdx.x
+        N, M = Q.shape[1], K.shape[1]
+        for j in range(0, M, Bc):                            # Alg. 1, l. 5
+            for e in range(r, min(Bc, M - j) * d, Br):
+                K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 6
+                V_j[e // d, e % d] = V[g, j + e // d, e % d]
+            cuda.syncthreads()                               # K_j and V_j are complete
+            for i in range(r, N, Br):                        # Alg. 1, l. 7
+                for t in range(d):
+                    Q_i[t] = Q[h, i, t]                      # Alg. 1, l. 8
+                    O_i[t] = O[h, i, t]
+                l_i = l[h, i]
+                m_i = m[h, i]
+                m_tile = real(-math.inf)
+                for c in range(min(Bc, M - j)):
+                    s = real(0)
+                    for t in range(d):
+                        s += Q_i[t] * K_j[c, t]
+                    S_ij[c, r] = s * scale                   # Alg. 1, l. 9
+                    m_tile = max(m_tile, S_ij[c, r])         # Alg. 1, l. 10
+                l_tile = real(0)
+                for c in range(min(Bc, M - j)):
+                    S_ij[c, r] = math.exp(S_ij[c, r] - m_tile)
+                    l_tile += S_ij[c, r]
+                m_new = max(m_i, m_tile)                     # Alg. 1, l. 11
+                old = math.exp(m_i - m_new) * l_i            # what earlier tiles weigh in the new scale
+                new = math.exp(m_tile - m_new)
+                l_new = old + new * l_tile
+                for t in range(d):
+                    O_i[t] *= old
+                for c in range(min(Bc, M - j)):
+                    p = new * S_ij[c, r]
+                    for t in range(d):
+                        O_i[t] += p * V_j[c, t]
+                for t in range(d):
+                    O[h, i, t] = O_i[t] / l_new              # Alg. 1, l. 12
+                l[h, i] = l_new                              # Alg. 1, l. 13
+                m[h, i] = m_new
+            cuda.syncthreads()                               # nobody still reads what the next step overwrites
+
+    return flash
+
+
+def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+
+    blocks: (Br, Bc). Raises ValueError or SharedMemoryError for tiles that do not fit.
+    """
+    O, l, m = forward_lm(Q, K, V, scale, blocks=blocks, device=device)
+    return O, lse(m, l, numba_type(Q.dtype), device) if return_lse else None
+
+
+def forward_lm(Q, K, V, scale, *, blocks=None, device=None):
+    """What Algorithm 1 returns -> O (H, N, d), l (H, N) and m (H, N)."""
+    H, N, d = Q.shape
+    Br, Bc = fitting_blocks("flash", blocks, d=d, dtype=Q.dtype)
+    real = numba_type(Q.dtype)
+    O = empty((H, N, d), Q.dtype, device)
+    l, m = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
+    launch(make_initialise(real), (tiles(N, ROWS), H), ROWS, O, l, m, device=device)
+    launch(make_forward(Br, Bc, d, real), H, Br, Q, K, V, O, l, m, scale, device=device)
+    return O, l, m

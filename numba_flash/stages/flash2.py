@@ -1,0 +1,85 @@
+"""Stage `flash2`: the loops exchanged, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), Algorithm 1.
+
+Deletes the re-reads of O, l and m: Q is the outer loop, one tile a block of threads; O, m and l stay in registers until
+the last key, are divided by l once, and leave as O and L = m + log l. K and V are read by each of the Tr tiles of
+queries. For one head, N queries, M keys, Tr = ⌈N/Br⌉:
+
+    flash2       loads Q Nd, K TrMd, V TrMd                                    stores O Nd, L N
+
+Many blocks work on one head, since tiles of queries have nothing to do with each other.
+"""
+
+import math
+from functools import cache
+
+from numba import cuda
+
+from ..blocks import fitting_blocks
+from ..engine.launch import empty, launch
+from . import numba_type, tiles
+
+
+@cache
+def make_forward(Br, Bc, d, real):
+    """One tile of Q a block; thread r has row r of Q, of O and of m and l."""
+
+    @cuda.jit
+    def flash2(Q, K, V, O, L, scale):
+        K_j = cuda.shared.array((Bc, d), real)
+        V_j = cuda.shared.array((Bc, d), real)
+        S_ij = cuda.shared.array((Bc, Br), real)
+        Q_i = cuda.local.array(d, real)                      # one row: that of this thread
+        O_i = cuda.local.array(d, real)
+        h = cuda.blockIdx.y
+        g = h * K.shape[0] // Q.shape[0]
+        r = cuda.threadIdx.x
+        i = cuda.blockIdx.x * Br + r                         # Alg. 1, l. 3
+        N, M = Q.shape[1], K.shape[1]
+        for t in range(d):
+            Q_i[t] = Q[h, i, t] if i < N else real(0)        # Alg. 1, l. 4
+            O_i[t] = real(0)                                 # Alg. 1, l. 5
+        l_i = real(0)
+        m_i = real(-math.inf)
+        for j in range(0, M, Bc):                            # Alg. 1, l. 6
+            for e in range(r, min(Bc, M - j) * d, Br):
+                K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 7
+                V_j[e // d, e % d] = V[g, j + e // d, e % d]
+            cuda.syncthreads()                               # K_j and V_j are complete
+            m_new = m_i
+            for c in range(min(Bc, M - j)):
+                s = real(0)
+                for t in range(d):
+                    s += Q_i[t] * K_j[c, t]
+                S_ij[c, r] = s * scale                       # Alg. 1, l. 8
+                m_new = max(m_new, S_ij[c, r])               # Alg. 1, l. 9
+            old = math.exp(m_i - m_new)
+            l_i *= old
+            for t in range(d):
+                O_i[t] *= old                                # Alg. 1, l. 10, without its misprinted inverse
+            for c in range(min(Bc, M - j)):
+                p = math.exp(S_ij[c, r] - m_new)
+                l_i += p
+                for t in range(d):
+                    O_i[t] += p * V_j[c, t]
+            m_i = m_new
+            cuda.syncthreads()                               # nobody still reads what the next step overwrites
+        if i < N:
+            for t in range(d):
+                O[h, i, t] = O_i[t] / l_i if M > 0 else real(0)   # Alg. 1, l. 12
+            L[h, i] = m_i + math.log(l_i) if M > 0 else m_i  # Alg. 1, l. 13
+
+    return flash2
+
+
+def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N).
+
+    blocks: (Br, Bc). L costs N stores whether it is asked for or not. Raises ValueError or SharedMemoryError for tiles
+    that do not fit.
+    """
+    H, N, d = Q.shape
+    Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype)
+    O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
+    kernel = make_forward(Br, Bc, d, numba_type(Q.dtype))
+    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, O, L, scale, device=device)
+    return O, L
