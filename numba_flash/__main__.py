@@ -1,4 +1,4 @@
-"""`python -m numba_flash`: lessons, bill, doctor and bench."""
+"""`python -m numba_flash`: lessons, bill, figures, doctor and bench."""
 
 import argparse
 import ast
@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from . import STAGES, __version__, attention, bench, device, doctor, flops, ledger, lesson, predict, reference, report
+from . import figures as paper
 from . import testing as exactness
 from .attention import MAX_D
+from .blocks import check_blocks, fitting_blocks
+from .checks import DTYPES
 from .engine.launch import DEVICES
 from .errors import KernelError
-from .hbm.predict import DTYPES, algorithm0, check_blocks, check_tile
+from .hbm.predict import algorithm0
 
 PROGRAM = "python -m numba_flash"
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
@@ -55,7 +58,13 @@ def make_parser():
     sub.add_argument("flags", nargs=argparse.REMAINDER, help="passed on to the lesson, which lists them for --help")
 
     sub = command("bill", bill, "predict and count what a stage moves to and from HBM")
-    sub.add_argument("--stage", choices=STAGES, default=list(STAGES)[-1], help="default: %(default)s")
+    sub.add_argument(
+        "--stage",
+        choices=STAGES,
+        metavar="STAGE",
+        default=list(STAGES)[-1],
+        help=f"{', '.join(STAGES)} (default: %(default)s)",
+    )
     for flag, least, value, meaning in (
         ("n", 0, 1024, "N, the number of queries (default: %(default)s)"),
         ("d", 1, 64, "d, the number of columns of a head (default: %(default)s)"),
@@ -63,14 +72,28 @@ def make_parser():
         ("heads", 1, 1, "number of heads of Q (default: %(default)s)"),
         ("kv-heads", 1, None, "number of heads of K and V, a divisor of --heads (default: the same)"),
         ("batch", 1, 1, "size of the batch (default: %(default)s)"),
-        ("blocks", 1, None, "side T of the tiles (default: the stage's own)"),
         ("seed", 0, 0, "seed of the random input (default: %(default)s)"),
     ):
         sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
+    tiles = "T for square tiles, Br Bc for those of flash and flash2 (default: what fits)"
+    sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=tiles)
     sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     sub.add_argument("--return-lse", action="store_true", help="form L, the logarithm of each row's sum, too")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
+    add_json(sub)
+
+    sub = command("figures", draw, "compute a figure of the paper, or list those there are")
+    names = f"one of: {', '.join(paper.FIGURES)}"
+    sub.add_argument("figure", nargs="?", choices=paper.FIGURES, metavar="NAME", help=names)
+    for flag, most, meaning in (
+        ("n", 10**8, "N, the number of queries and of keys"),
+        ("d", 10**4, "d, the number of columns of a head"),
+        ("heads", 10**4, "number of heads"),
+        ("batch", 10**4, "size of the batch"),
+    ):
+        sign, meaning = flag[0].upper(), f"{meaning} (default: the paper's %(default)s)"
+        sub.add_argument(f"--{flag}", type=number(1, most), default=paper.GPT2_MEDIUM[flag], metavar=sign, help=meaning)
     add_json(sub)
 
     sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
@@ -175,6 +198,8 @@ def run_lesson(file, flags):
 
 
 def bill(flags):
+    if flags.blocks:
+        flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
     more = {name: getattr(flags, name) for name in ("kv_heads", "blocks", "return_lse")}
     predicted = predict(flags.stage, **sizes, **more)
@@ -184,7 +209,7 @@ def bill(flags):
     figures |= {"algorithm0": json.loads(ideal.to_json())}
     counted, below, good = None, None, True
     if not flags.predict_only:
-        check_tile(flags.stage, flags.blocks, flags.dtype)
+        fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype)
         place = device(flags.device).name
         counted, out, (q, k, v, scale) = count(flags, place)
         error, naive, limit = errors(flags.stage, out, q, k, v, scale, place)
@@ -206,8 +231,8 @@ def facts(flags):
     batch = f"batch {flags.batch}, " if flags.batch > 1 else ""
     heads = f"{flags.heads} head" + "s" * (flags.heads > 1)
     shared = f" on {flags.kv_heads}" if flags.kv_heads not in (None, flags.heads) else ""
-    sides = check_blocks(flags.stage, flags.blocks)
-    tile = f", T = {sides[0]}" if sides else ""
+    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype)
+    tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
     return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}"
 
 
@@ -241,6 +266,20 @@ def errors(stage, out, q, k, v, scale, place):
         return error, None, derived
     limit = exactness.bound(largest, own, q.dtype, max_score=max_score)
     return error, own if single else None, limit
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def draw(flags):
+    if not flags.figure:
+        how = f"Print one by its name:\n   {PROGRAM} figures {next(iter(paper.FIGURES))}"
+        page = [report.table(["name", "figure"], list(paper.FIGURES.items())), "", report.prose(how)]
+        show(page, paper.FIGURES, flags.json)
+        return 0
+    figures = paper.middle(n=flags.n, d=flags.d, heads=flags.heads, batch=flags.batch)
+    show(paper.page(figures), figures, flags.json)
+    return 1 if figures["equal"] is False else 0
 
 
 # --- doctor and bench -------------------------------------------------------------------------------------------------

@@ -49,13 +49,13 @@ def run(capsys, monkeypatch):
 def test_without_a_command_it_helps_and_fails(run):
     status, out, err = run()
     assert status == 2
-    assert all(name in out for name in ("lessons", "bill", "doctor", "bench"))
+    assert all(name in out for name in ("lessons", "bill", "figures", "doctor", "bench"))
     assert err == ""
 
 
 def test_version_and_help(run):
     assert run("--version") == (0, f"numba_flash {nf.__version__}\n", "")
-    for name in ("lessons", "bill", "doctor", "bench"):
+    for name in ("lessons", "bill", "figures", "doctor", "bench"):
         status, out, _ = run(name, "--help")
         assert status == 0
         assert out.isascii()
@@ -72,7 +72,8 @@ def test_version_and_help(run):
         ("bill --d 300", "d = 300"),
         ("bill --heads 3 --kv-heads 2", "heads=3 is no multiple of kv_heads=2"),
         ("bill --heads 70000 --n 1", "70,000 heads"),
-        ("bill --blocks 64", "blocks=(64, 64)"),
+        ("bill --blocks 64", "blocks=64: pass (Br, Bc)"),
+        ("bill --stage tiled --blocks 64", "blocks=64: "),
         ("bill --blocks 0", "argument --blocks: '0' is not valid"),
         ("bill --stage naive --blocks 8", "'naive' has no tiles"),
         ("bill --stage flash9", "invalid choice: 'flash9'"),
@@ -96,7 +97,7 @@ def test_a_value_that_will_not_do(run, line, says):
     assert err.splitlines()[-1].startswith("python -m numba_flash")
 
 
-@pytest.mark.parametrize("line", ["bill --n 8 --device sim", "bill --n 500000"])
+@pytest.mark.parametrize("line", ["bill --n 8 --device sim", "bill --stage naive --n 500000"])
 def test_what_this_machine_cannot_do_is_one_line(run, line):
     status, out, err = run(*line.split())
     assert status == 1
@@ -267,7 +268,9 @@ def test_predict_only_works_at_any_size(run, monkeypatch):
     assert status == 0
     assert "64,000,000,000,000" in out
     assert "counted  diff" not in out
-    figures = json.loads(run("bill", "--n", 10**15, "--d", 1000, "--blocks", 128, "--predict-only", "--json")[1])
+    figures = json.loads(
+        run("bill", "--stage", "tiled", "--n", 10**15, "--d", 1000, "--blocks", 128, "--predict-only", "--json")[1]
+    )
     assert "counted" not in figures
     assert figures["predicted"]["kernels"]["softmax"]["S"]["loads"] == 3 * 10**30
 

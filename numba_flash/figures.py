@@ -1,0 +1,247 @@
+"""The paper's figures, computed: Figure 2 (middle), HBM traffic against the block size, and the slopes of Theorem 2."""
+
+import math
+from statistics import linear_regression
+
+from . import report
+from .blocks import choose_blocks
+from .hbm.predict import predict
+
+FIGURES = {"middle": "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"}
+
+GPT2_MEDIUM = {"n": 1024, "d": 64, "heads": 16, "batch": 64}  # forward, fp16, on an A100
+BARS = {64: (6.58, 8.60), 128: (3.36, 4.70), 256: (1.74, 3.30), 512: (0.94, 3.20)}  # block size -> GB, ms
+ITEMSIZE = 2
+
+SHOWN = {  # what the paper's bars show -> its closed form for a head
+    "Q read": "TcNd",
+    "K read": "Nd",
+    "V read": "Nd",
+    "O read again": "(Tc−1)Nd",
+    "O written": "TcNd",
+}
+LEFT_OUT = {
+    "O read first": "Nd",
+    "l read, written": "2TcN",
+    "m read, written": "2TcN",
+    "O, l, m set up": "Nd + 2N",
+}
+
+LARGE_N = 65_536  # Theorem 2 is about large N
+COLUMNS = (32, 64, 128)  # d where M varies
+LEAST_SRAM = 2**12  # elements
+SRAM = (2**14, 2**16)  # M where d varies, in elements
+MORE_COLUMNS = (32, 48, 64, 96, 128)
+
+
+# --- Figure 2 (middle) ------------------------------------------------------------------------------------------------
+
+
+def terms(n, d, blocks):
+    """What Algorithm 1 moves for one head, in elements -> {term: elements}. They add up to the prediction."""
+    bill = predict("flash", n=n, d=d, blocks=blocks)
+    flash, first = bill.kernels["flash"], n * d
+    elements = (
+        flash["Q"].loads,
+        flash["K"].loads,
+        flash["V"].loads,
+        flash["O"].loads - first,
+        flash["O"].stores,
+        first,
+        flash["l"].elements,
+        flash["m"].elements,
+        sum(count.elements for count in bill.kernels["initialise"].values()),
+    )
+    return dict(zip(SHOWN | LEFT_OUT, elements, strict=True))
+
+
+def middle(*, n, d, heads, batch):
+    """Figure 2 (middle) and Theorem 2 -> figures. Elements a head are exact; bytes are of all heads, 2 an element.
+
+    "shown" are the terms that the paper's bars show, "full" all. "paper" is None where the configuration is not the
+    paper's; so is "equal", whether ours equal its bars to three digits.
+    """
+    configuration = {"n": n, "d": d, "heads": heads, "batch": batch}
+    ours = {}
+    for Bc in BARS:
+        Br = min(Bc, d)  # line 1 of Algorithm 1; the traffic does not depend on it
+        parts = terms(n, d, (Br, Bc))
+        sums = {"shown": sum(parts[name] for name in SHOWN), "full": sum(parts.values())}
+        in_bytes = {f"{name}_bytes": ITEMSIZE * heads * batch * elements for name, elements in sums.items()}
+        ours[str(Bc)] = {"Br": Br, "Bc": Bc, "Tc": -(-n // Bc), "terms": parts, **sums, **in_bytes}
+    paper = {str(Bc): {"gb": gb, "ms": ms} for Bc, (gb, ms) in BARS.items()} if configuration == GPT2_MEDIUM else None
+    equal = paper and all(f"{ours[Bc]['shown_bytes'] / 1e9:.3g}" == f"{paper[Bc]['gb']:.3g}" for Bc in paper)
+    figures = {"figure": "middle", **configuration, "itemsize": ITEMSIZE, "paper": paper, "blocks": ours}
+    return figures | {"equal": equal, "theorem2": theorem2()}
+
+
+# --- Theorem 2 --------------------------------------------------------------------------------------------------------
+
+
+def theorem2():
+    """Predicted traffic of `flash` with the paper's blocks, against M and against d -> points and fitted slopes.
+
+    "all" is every element, "q_and_o" the 3TcNd of them that are Q read, O read and O written.
+    """
+    over_M = {d: [point(d, M) for M in sram_sizes(LARGE_N * d)] for d in COLUMNS}
+    fits = []
+    for share in (16, 1):  # Theorem 2 holds up to M = Nd
+        fits += [fit("M", [p for p in over_M[d] if share * p["M"] <= LARGE_N * d], d=d) for d in COLUMNS]
+    fits += [fit("d", [point(d, M) for d in MORE_COLUMNS], M=M) for M in SRAM]
+    return {"n": LARGE_N, "points": [p for points in over_M.values() for p in points], "slopes": fits}
+
+
+def sram_sizes(most):
+    """2^k and 3·2^(k−1), from LEAST_SRAM to `most`."""
+    powers = [2**k for k in range(LEAST_SRAM.bit_length() - 1, most.bit_length())]
+    return [M for twos in powers for M in (twos, 3 * twos // 2) if most >= M]
+
+
+def point(d, M):
+    """Elements that `flash` moves for a head of LARGE_N rows, where M elements of float32 fit on chip."""
+    Br, Bc = choose_blocks("flash", d=d, sram=4 * M, rule="paper")
+    bill = predict("flash", n=LARGE_N, d=d, blocks="paper", sram=4 * M)
+    flash = bill.kernels["flash"]
+    q_and_o = flash["Q"].loads + flash["O"].elements
+    return {"d": d, "M": M, "Br": Br, "Bc": Bc, "Tc": -(-LARGE_N // Bc), "all": bill.elements, "q_and_o": q_and_o}
+
+
+def fit(over, points, **fixed):
+    """The slope of log(HBM) over the logarithm of "M" or "d", by least squares."""
+    x = [math.log(p[over]) for p in points]
+    slopes = {part: linear_regression(x, [math.log(p[part]) for p in points]).slope for part in ("all", "q_and_o")}
+    return {"over": over, **fixed, "from": points[0][over], "to": points[-1][over], "points": len(points), **slopes}
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def page(figures):
+    """The figures of `middle` as report prints them."""
+    plural = "s" * (figures["heads"] > 1)
+    sizes = "N = {n:,}, d = {d:,}, {heads:,} head{s}, batch {batch:,}, forward, fp16".format(s=plural, **figures)
+    yield report.heading("Figure 2 (middle)", sizes)
+    yield ""
+    yield report.prose("""
+        HBM traffic of Algorithm 1 against the block size Bc. Q and O are passed over once for each of the
+        Tc = ⌈N/Bc⌉ tiles of keys. The rows of a tile of queries, Br, do not change the traffic.
+    """)
+    yield from bars(figures)
+    yield from convention(figures)
+    yield from theorem_page(figures["theorem2"])
+
+
+def bars(figures):
+    paper, rows, lengths = figures["paper"], [], {}
+    for Bc, ours in figures["blocks"].items():
+        sizes = {"ours": ours["shown_bytes"], "all terms": ours["full_bytes"]}
+        if paper:
+            gb, ms = paper[Bc].values()
+            sizes = {"paper": 1e9 * gb, **sizes}
+            rows.append([int(Bc), ours["Tc"], *(f"{size / 1e9:.2f}" for size in sizes.values()), f"{ms:.2f}", gb / ms])
+        else:
+            rows.append([int(Bc), ours["Tc"], *map(report.in_bytes, sizes.values())])
+        lengths |= {f"Bc = {Bc:>3}  {name}": size / 1e9 if paper else size for name, size in sizes.items()}
+    head = ["paper, GB", "ours, GB", "all terms, GB", "paper, ms", "TB/s"] if paper else ["ours", "all terms"]
+    yield report.table(["Bc", "Tc", *head], rows)
+    yield ""
+    yield report.bars(lengths, "GB" if paper else "bytes")
+    yield ""
+    if not paper:
+        theirs = "N = {n:,}, d = {d}, {heads} heads and batch {batch}".format(**GPT2_MEDIUM)
+        yield report.prose(f"The paper's bars are left out: they are for {theirs}.")
+        return
+    verdict = "equal the paper's bars to three digits" if figures["equal"] else "DIFFER FROM THE PAPER'S BARS"
+    first, last = (paper[Bc]["gb"] / paper[Bc]["ms"] for Bc in (min(paper, key=int), max(paper, key=int)))
+    yield report.prose(f"""
+        Ours {verdict}. The paper's times are measured on an A100, whose HBM moves 1.5 to 2.0 TB/s. Its GB over its ms
+        fall from {first:.2f} to {last:.2f} TB/s: with large blocks HBM is no longer what takes the time.
+    """)
+
+
+def convention(figures):
+    columns = list(figures["blocks"].values())
+    largest = max(ours["full"] for ours in columns)
+    write = "{:,}".format if largest < 10**8 else "{:.3e}".format
+    wide = max(len(write(largest)), len("Bc = 512"))
+
+    def row(name, form, values):
+        return [name, form, *(f"{write(value):>{wide}}" for value in values)]
+
+    rows = [row(name, form, [ours["terms"][name] for ours in columns]) for name, form in (SHOWN | LEFT_OUT).items()]
+    rows.insert(len(SHOWN), row("= ours", "(1+3Tc)Nd", [ours["shown"] for ours in columns]))
+    rows.append(row("= all terms", "", [ours["full"] for ours in columns]))
+    yield report.prose("""
+        The convention that gives the paper's bars: (1 + 3Tc)Nd elements a head. It leaves out the first read of O,
+        which is all zeros then, the traffic of l and m, and line 2 of Algorithm 1, which sets up O, l and m in HBM.
+        Elements a head, one term a row; what stands below `= ours` is left out:
+    """)
+    heads = [f"{'Bc = ' + Bc:>{wide}}" for Bc in figures["blocks"]]
+    yield report.table(["term", "a head", *heads], rows)
+    yield ""
+    count = figures["heads"] * figures["batch"]
+    yield report.prose(f"""
+        All terms together are `predict("flash", blocks=(Br, Bc))`, element for element. No stage computes in float16,
+        so the bytes are elements × {ITEMSIZE} (l and m too), times {count:,} head{"s" * (count > 1)}.
+    """)
+
+
+def theorem_page(theorem):
+    N, points, middle = theorem["n"], theorem["points"], COLUMNS[len(COLUMNS) // 2]
+    yield report.heading("Theorem 2", f"Θ(N²d²/M) HBM accesses for d ≤ M ≤ Nd; N = {N:,}")
+    yield ""
+    yield report.prose(f"""
+        M is how many elements fit on chip. Line 1 of Algorithm 1 makes Bc = ⌈M/4d⌉, so twice the M is half the tiles.
+        Below, all terms for one head of d = {middle}; and all terms over N²d²/M at several d. The theorem keeps that
+        ratio between two constants. 3TcNd is 12 of it, since Tc = 4Nd/M.
+    """)
+    rows = []
+    for p in points:
+        if p["d"] == middle and p["M"] in (4**k for k in range(6, 12)):
+            there = [next((q for q in points if (q["d"], q["M"]) == (d, p["M"])), None) for d in COLUMNS]
+            ratios = [f"{q['all'] * q['M'] / (N * q['d']) ** 2:5.2f}" if q else f"{'-':>5}" for q in there]
+            rows.append([power(p["M"]), p["Bc"], p["Tc"], p["all"], *ratios])
+    yield report.table(["M", "Bc", "Tc", "all terms", *(f"d={d}" for d in COLUMNS)], rows)
+    yield ""
+    marks = dict(zip(COLUMNS, "ox+", strict=True))
+    series = {marks[d]: [(p["M"], p["all"]) for p in points if p["d"] == d] for d in COLUMNS}
+    legend = ", ".join(f"{mark} d = {d}" for d, mark in marks.items())
+    yield report.prose("\n".join([f"HBM accesses against M: {legend}", *chart(series)]))
+    yield from slopes_page(theorem["slopes"])
+
+
+def slopes_page(fits):
+    rows = []
+    for f in fits:
+        fixed = f"d = {f['d']}" if f["over"] == "M" else f"M = {power(f['M'])}"
+        low, high = (power(f[end]) if f["over"] == "M" else f[end] for end in ("from", "to"))
+        rows.append([f"log {f['over']}", fixed, f"{f['over']} = {low} to {high}", f["points"]])
+        rows[-1] += [f"{f[part]:+.3f}" for part in ("all", "q_and_o")]
+    yield report.prose("Slope of log(HBM), by least squares:")
+    yield report.table(["over", "where", "fitted over", "points", "all terms", "3TcNd alone"], rows)
+    yield ""
+    yield report.prose("""
+        Why not exactly −1 and +2: 3TcNd, which is Q read, O read and O written, departs from them only because Bc and
+        Tc are rounded up. All terms add what does not depend on M (K, V and the set-up, 3Nd + 2N), which flattens the
+        curve near M = Nd, and the traffic of l and m, 4TcN, which grows as d and not as d².
+    """)
+
+
+def power(of_two):
+    return f"2^{of_two.bit_length() - 1}"
+
+
+def chart(series, wide=4):
+    """Points in log-log scale, a line for each doubling of y and `wide` columns for each of x -> lines of text."""
+    xs, ys = zip(*(xy for points in series.values() for xy in points), strict=True)
+    left, top, bottom = math.log2(min(xs)), math.ceil(math.log2(max(ys))), math.floor(math.log2(min(ys)))
+    columns = round((math.log2(max(xs)) - left) * wide) + 1
+    lines = [[" "] * columns for _ in range(top - bottom + 1)]
+    for mark, points in series.items():
+        for x, y in points:
+            lines[round(top - math.log2(y))][round((math.log2(x) - left) * wide)] = mark
+    for exponent, line in zip(range(top, bottom - 1, -1), lines, strict=True):
+        yield f"  {f'2^{exponent}' if exponent % 2 == 0 else '':>5} │{''.join(line)}".rstrip()
+    yield f"  {'':>5} ─" + "─" * columns
+    ticks = [f"{f'2^{round(left) + at}':<{2 * wide}}" for at in range(0, columns // wide + 1, 2)]
+    yield f"  {'M':>5}  {''.join(ticks)}".rstrip()

@@ -1,0 +1,236 @@
+"""The paper's figures: ours against its numbers, every term against the prediction, the slopes against Theorem 2."""
+
+import json
+import math
+
+import pytest
+
+import numba_flash as nf
+from numba_flash import __main__ as cli
+from numba_flash import figures, report
+
+from .test_main import command
+
+
+@pytest.fixture(scope="module")
+def middle():
+    return figures.middle(**figures.GPT2_MEDIUM)
+
+
+@pytest.fixture
+def run(capsys):
+    """The command in this process -> exit status, standard output, standard error."""
+
+    def run(line):
+        try:
+            status = cli.main(["figures", *line.split()])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+# --- Figure 2 (middle) ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("Bc", "gb"), [("64", "6.58"), ("128", "3.36"), ("256", "1.74"), ("512", "0.94")])
+def test_ours_equal_the_papers_bars_to_three_digits(middle, Bc, gb):
+    assert f"{middle['blocks'][Bc]['shown_bytes'] / 1e9:.3g}" == gb
+    assert middle["paper"][Bc]["gb"] == float(gb)
+    assert middle["equal"] is True
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "heads", "batch"), [(1024, 64, 16, 64), (1000, 48, 3, 2), (65, 1, 1, 1), (1, 7, 2, 1)]
+)
+def test_the_terms_add_up_to_the_prediction_and_follow_their_closed_forms(n, d, heads, batch):
+    N = n
+    for Bc, ours in figures.middle(n=n, d=d, heads=heads, batch=batch)["blocks"].items():
+        Tc = math.ceil(N / int(Bc))
+        bill = nf.predict("flash", n=n, d=d, heads=heads, batch=batch, blocks=(ours["Br"], ours["Bc"]))
+        assert heads * batch * sum(ours["terms"].values()) == bill.elements
+        assert ours["full_bytes"] == bill.total_bytes // 2  # float32 has 4 bytes, float16 2
+        assert ours["shown_bytes"] == 2 * heads * batch * ours["shown"]
+        assert ours["shown"] == (1 + 3 * Tc) * N * d
+        assert ours["full"] - ours["shown"] == N * d + 4 * Tc * N + N * d + 2 * N
+        assert ours["Tc"] == Tc
+        for name, form in (figures.SHOWN | figures.LEFT_OUT).items():
+            form = form.replace("−", "-").replace("TcN", "Tc*N").replace(")N", ")*N").replace("Nd", "N*d")
+            form = form.replace("2T", "2*T").replace("2N", "2*N")
+            assert ours["terms"][name] == eval(form, {"Tc": Tc, "N": N, "d": d}), name
+
+
+def test_the_terms_are_what_a_ledger_counts():
+    n, d, blocks = 70, 8, (8, 64)
+    q, k, v = nf.testing.inputs((n, d), (n, d))
+    with nf.ledger() as bill:
+        nf.attention(q, k, v, stage="flash", blocks=blocks, device="cpu")
+    assert bill.elements == sum(figures.terms(n, d, blocks).values())
+
+
+def test_bars_that_differ_are_exit_status_1(run, monkeypatch):
+    monkeypatch.setattr(figures, "BARS", figures.BARS | {512: (0.95, 3.2)})
+    status, out, _ = run("middle")
+    assert status == 1
+    assert "DIFFER FROM THE PAPER'S BARS" in out
+
+
+# --- Theorem 2 --------------------------------------------------------------------------------------------------------
+
+# Nothing rounded, Tc = 4Nd/M, and all terms, (3 + 3Tc)Nd + (4Tc + 2)N, are 12N²/M times d² + αd + c with
+# α = 4/3 + M/4N and c = M/6N. A least-squares slope lies between the least and the largest local slope:
+#   over M, the terms are a/M + b, with a = 12N²(d² + 4d/3) and b = 3Nd + 2N; the local slope −1/(1 + bM/a) runs from
+#   −1 up to its value at the largest M: −0.98 at Nd/16, −0.8 at Nd;
+#   over d, the local slope 2 − (αd + 2c)/(d² + αd + c) runs up to 2 from its value at the least d: 1.96 at d = 32.
+# Rounding multiplies Tc by r to r(1 + e). That moves the slope by at most log(1 + e)·Σ|w|/2, for the weights
+# w = (x − mean)/Σ(x − mean)² of least squares, which add up to 0.
+
+
+def moved_by_rounding(over, points, N):
+    x = [math.log(p[over]) for p in points]
+    mean = sum(x) / len(x)
+    rounded = [p["Tc"] * p["M"] / (4 * N * p["d"]) for p in points]
+    e = max(rounded) / min(rounded) - 1
+    return math.log1p(e) * sum(abs(x - mean) for x in x) / sum((x - mean) ** 2 for x in x) / 2 + 1e-12  # of arithmetic
+
+
+def test_slopes_over_M_lie_in_the_range_of_theorem_2(middle):
+    theorem = middle["theorem2"]
+    N, fits = theorem["n"], [f for f in theorem["slopes"] if f["over"] == "M"]
+    assert len(fits) == 6
+    for f in fits:
+        d, most = f["d"], f["to"]
+        points = [p for p in theorem["points"] if p["d"] == d and f["from"] <= p["M"] <= most]
+        assert len(points) == f["points"]
+        move = moved_by_rounding("M", points, N)
+        last = -1 / (1 + (3 * N * d + 2 * N) * most / (12 * N**2 * (d**2 + 4 * d / 3)))
+        assert last < (-0.98 if N * d > most else -0.79)
+        assert -1 - move <= f["all"] <= last + move
+        assert abs(f["q_and_o"] + 1) <= move
+        assert f["all"] == pytest.approx(-1, abs=0.04)
+
+
+def test_slopes_over_d_lie_in_the_range_of_theorem_2(middle):
+    N, fits = middle["theorem2"]["n"], [f for f in middle["theorem2"]["slopes"] if f["over"] == "d"]
+    assert len(fits) == 2
+    for f in fits:
+        M, d = f["M"], f["from"]
+        move = moved_by_rounding("d", [figures.point(d, M) for d in figures.MORE_COLUMNS], N)
+        alpha, c = 4 / 3 + M / (4 * N), M / (6 * N)
+        first = 2 - (alpha * d + 2 * c) / (d**2 + alpha * d + c)
+        assert first > 1.95
+        assert first - move <= f["all"] <= 2 + move
+        assert abs(f["q_and_o"] - 2) <= move
+        assert f["all"] == pytest.approx(2, abs=0.04)
+
+
+def test_points_follow_the_papers_rule_from_d_to_Nd(middle):
+    N, points = middle["theorem2"]["n"], middle["theorem2"]["points"]
+    for p in points:
+        d, M = p["d"], p["M"]
+        assert p["Bc"] == math.ceil(M / (4 * d))
+        assert p["Br"] == min(p["Bc"], d)
+        assert p["Tc"] == math.ceil(N / p["Bc"])
+        assert p["q_and_o"] == 3 * p["Tc"] * N * d
+        assert p["all"] == (3 + 3 * p["Tc"]) * N * d + (4 * p["Tc"] + 2) * N
+        assert d <= M <= N * d
+    assert {p["d"]: p["M"] for p in points} == {d: N * d for d in figures.COLUMNS}
+
+
+def test_a_line_of_slope_minus_1_is_drawn_as_a_diagonal():
+    lines = list(figures.chart({"x": [(2**k, 2 ** (10 - k)) for k in range(4, 9)]}))
+    drawn = [line.partition("│")[2] for line in lines[:5]]
+    assert drawn == [" " * 4 * k + "x" for k in range(5)]
+    assert [line[:7].strip() for line in lines[:5]] == ["2^6", "", "2^4", "", "2^2"]
+    assert lines[-1].split() == ["M", "2^4", "2^6", "2^8"]
+    assert [lines[-1].index(f"2^{k}") for k in (4, 6, 8)] == [lines[k].index("x") for k in (0, 2, 4)]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_no_name_lists_the_figures(run):
+    status, out, err = run("")
+    assert (status, err) == (0, "")
+    assert all(name in out for name in figures.FIGURES)
+    assert "python -m numba_flash figures middle" in out
+    assert json.loads(run("--json")[1]) == figures.FIGURES
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nothing", "invalid choice: 'nothing' (choose from "),
+        ("middle --n 0", "argument --n: '0' is not valid: give a whole number from 1 to 100,000,000"),
+        ("middle --n 1e3", "'1e3' is not valid"),
+        ("middle --d -1", "argument --d: '-1' is not valid: give a whole number from 1 to 10,000"),
+        ("middle --heads 10001", "argument --heads: '10001' is not valid"),
+        ("middle --batch many", "argument --batch: 'many' is not valid"),
+        ("middle --json no/such/folder/file", "does not exist"),
+        ("middle more", "unrecognized arguments: more"),
+    ],
+)
+def test_a_value_that_will_not_do(run, line, says):
+    status, out, err = run(line)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert err.splitlines()[-1].startswith("python -m numba_flash")
+
+
+def test_json_holds_every_figure(run, middle, tmp_path):
+    status, out, err = run("middle --json -")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == middle
+    file = tmp_path / "figures.json"
+    assert run(f"middle --json {file}")[1].endswith(f" written: {file}\n")
+    assert json.loads(file.read_text()) == middle
+    assert list(middle) == ["figure", "n", "d", "heads", "batch", "itemsize", "paper", "blocks", "equal", "theorem2"]
+    assert list(middle["blocks"]) == list(middle["paper"]) == ["64", "128", "256", "512"]
+
+
+def test_the_page_shows_the_papers_numbers_ours_and_the_slopes(run, middle):
+    _, out, _ = run("middle")
+    for gb, ms in figures.BARS.values():
+        assert f"{gb:.2f}" in out
+        assert f"{ms:.2f}" in out
+    assert "(1 + 3Tc)Nd elements a head" in out
+    assert "Ours equal the paper's bars to three digits" in out
+    for ours in middle["blocks"].values():
+        assert f"{ours['shown']:,}" in out
+        assert f"{ours['full']:,}" in out
+    for f in middle["theorem2"]["slopes"]:
+        assert f"{f['all']:+.3f}" in out
+
+
+def test_another_configuration_leaves_the_paper_out(run):
+    status, out, _ = run("middle --n 2048")
+    assert status == 0
+    assert "The paper's bars are left out: they are for N = 1,024, d = 64, 16 heads" in " ".join(out.split())
+    assert "8.60" not in out
+    found = json.loads(run("middle --n 2048 --json")[1])
+    assert (found["n"], found["paper"], found["equal"]) == (2048, None, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "middle",
+        "middle --n 1 --d 1 --heads 1 --batch 1",
+        "middle --n 100000000 --d 10000 --heads 10000 --batch 10000",
+        "",
+    ],
+)
+def test_output_is_80_columns_wide(run, line):
+    lines = run(line)[1].splitlines()
+    assert max(map(len, lines)) <= report.WIDTH
+    assert all(text[:1] in ("", " ") for text in lines)  # where a line is folded, its end has no margin
+
+
+def test_output_is_ascii_where_there_is_no_unicode():
+    for line in ("figures", "figures middle", "figures --help"):
+        done = command(*line.split(), PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.isascii()
+        assert "?" not in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= report.WIDTH
