@@ -93,6 +93,7 @@ def short(name):
 
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
+    assert LESSONS[4:7] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py"]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------
@@ -136,6 +137,11 @@ def test_a_fault_on_purpose_is_introduced(name):
     assert re.search(r"\(line \d+ of \w+\.py with line \d+ removed\), block \(", " ".join(" ".join(lines).split()))
 
 
+def commands(out):
+    """The commands to try that a lesson prints; a backslash at the end of a line joins the next."""
+    return re.findall(r"^ +python (lessons/\S+\.py .*)$", re.sub(r" \\\n +", " ", out), re.MULTILINE)
+
+
 NOUNS = "heads?|threads?|blocks?|elements?|columns?|rows?|loads?|stores?|times|tiles?|FLOPs?"
 A_FOR_PER = rf"(?<!Which )\b({NOUNS}|once|one) an? (thread|block|element|tile|column|row|byte)\b"
 WRONG_PLURAL = r"(?<![\d.,×=*/+-] )(?<![\d.,])\b1 (heads|threads|blocks|elements|columns|rows|loads|stores|tiles)\b"
@@ -150,8 +156,8 @@ def test_wording(name, flags):
     assert status == 0
     assert not re.search(A_FOR_PER, text)
     assert not re.search(WRONG_PLURAL, text)
-    for command in re.findall(r"^ +python lessons/\S+\.py (.*)$", out, re.MULTILINE):
-        assert set(zip(*[iter(command.split())] * 2)) != set(zip(*[iter(flags.split())] * 2))
+    for command in commands(out):
+        assert set(zip(*[iter(re.split("[ =]", command)[1:])] * 2)) != set(zip(*[iter(flags.split())] * 2))
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -174,15 +180,61 @@ def test_unusual_sizes_in_ascii(name, flags):
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_commands_to_try_run(name):
-    commands = re.findall(r"^ +python (lessons/\S+\.py .*)$", short(name)[1], re.MULTILINE)
-    assert len(commands) >= 2
-    for command in commands:
+    found = commands(short(name)[1])
+    assert len(found) >= 2
+    for command in found:
         script, *flags = shlex.split(command)
         status, out, err = run(Path(script).name, *flags)
         assert (status, err) == (0, "")
         for value in ("64", "16"):
             assert value in flags or len(flags) == 4  # the learner's own flags stay
         assert out != short(name)[1]
+
+
+def figures(name, tmp_path, *flags):
+    """What --json writes, and the output."""
+    file = tmp_path / "figures.json"
+    status, out, err = run(name, *flags, "--json", str(file))
+    assert (status, err) == (0, "")
+    return json.loads(file.read_text()), out
+
+
+@pytest.mark.parametrize("row", [(1, 3, 2, 0, 5, 1, 0, 4), (-300, -300, -300), (7,), (0, 0, 0, 0, 500)])
+def test_the_trace_of_a_row(tmp_path, row):
+    written = ",".join(map(str, row))
+    found, out = figures("04_online_softmax.py", tmp_path, *SHORT, f"--row={written}")
+    S, V = np.array(row, float), np.arange(1, len(row) + 1)
+    for (m, l, O), keys in zip(found["trace"], [*range(2, len(row), 2), len(row)], strict=True):
+        P = np.exp(S[:keys] - S[:keys].max())
+        np.testing.assert_allclose((m, l, O), (S[:keys].max(), P.sum(), P @ V[:keys] / P.sum()), rtol=1e-13)
+    if row != (1, 3, 2, 0, 5, 1, 0, 4):
+        assert f"--row={written} --blocks 32" in "\n".join(commands(out))
+    assert re.search(r"^ all -300 +nan +nan +2.5 +2.5 +2.5 +2.5$", out, re.MULTILINE)
+    assert re.search(r"^ +without +the guard +m = 2 +l = nan$", out, re.MULTILINE)
+
+
+def test_flash_in_tiles_of_its_own(tmp_path):
+    found, out = figures("05_flash.py", tmp_path, *SHORT, "--blocks", "16,8")
+    assert found["blocks"] == [16, 8]
+    assert "--n 64 --d 16 --blocks=16,4" in " ".join(out.split())
+    assert "--blocks=16,8 --d 8" in " ".join(out.split())
+    for stage, blocks in (("flash", (16, 8)), ("flash2", (16, 8))):
+        predicted = Bill.from_json(json.dumps(found["bills"][stage]["predicted"]))
+        assert predicted == nf.predict(stage, n=64, d=16, blocks=blocks)
+    assert list(found["errors"]) == ["naive", "tiled", "online_softmax", "flash", "flash2"]
+
+
+def test_the_four_claims(tmp_path):
+    found, out = figures("06_what_it_is_not.py", tmp_path, "--n", "512", "--d", "16", "--sram", "20000")
+    assert found["sram"] == 20000 and "19.53 KiB" in out
+    assert found["approximations"].pop("flash2, float64") < 1e-12
+    assert found["approximations"].pop("flash2, float32") < 1e-5
+    assert len(found["approximations"]) == 5 and min(found["approximations"].values()) > 1e-3
+    for stage in ("naive", "flash", "flash2"):
+        assert found["errors"][f"{stage}, float64"] < 1e-12
+    assert 0.95 < found["flops"]["flash"] / found["flops"]["naive"] < 1.05
+    assert "times as much as Algorithm 0: it loses." in " ".join(out.split())
+    assert "times as much: it does not lose." in " ".join(out.split())
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -233,7 +285,7 @@ BAD_FILES = [
         ("03_tiled.py", "--heads", "65536", "from 1 to 65,535"),
         ("00_cuda.py", "--blocks", "1025", "from 1 to 1,024"),
         ("03_tiled.py", "--blocks", "0", "whole number of 1 or more"),
-        ("03_tiled.py", "--blocks", "33", "largest tile that fits is blocks=(32, 32)"),
+        ("03_tiled.py", "--blocks", "33", "blocks=(32, 32) fits"),
         ("02_naive.py", "--blocks", "128", "131,072 bytes of shared memory"),
         ("02_naive.py", "--seed", "-1", "whole number of 0 or more"),
         ("01_memory_bound.py", "--device", "tpu", "choose from"),
@@ -266,6 +318,30 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
     assert (status, err) == (0, "") and "T = 4000" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    "name, flag, value, says",
+    [
+        ("04_online_softmax.py", "--row", "1,x", "'1,x' is not valid: give 1 to 16 numbers from -1e6 to 1e6"),
+        ("04_online_softmax.py", "--row", "nan", "give 1 to 16 numbers"),
+        ("04_online_softmax.py", "--row", "1,-inf", "give 1 to 16 numbers"),
+        ("04_online_softmax.py", "--row", "", "give 1 to 16 numbers"),
+        ("04_online_softmax.py", "--row", ",".join("1" * 17), "give 1 to 16 numbers"),
+        ("04_online_softmax.py", "--sram", "5", "unrecognized arguments"),
+        ("05_flash.py", "--blocks", "1,2,3", "'1,2,3' is not valid: give Br,Bc or one number for both"),
+        ("05_flash.py", "--blocks", "64,0", "whole number of 1 or more"),
+        ("05_flash.py", "--blocks", "64,", "whole number of 1 or more"),
+        ("05_flash.py", "--blocks", "64,65", "49,920 bytes of shared memory"),
+        ("05_flash.py", "--blocks", "342,8", "342 threads of about 224 registers"),
+        ("06_what_it_is_not.py", "--sram", "4095", "whole number from 4,096 to 16,777,216"),
+        ("06_what_it_is_not.py", "--sram", "48K", "whole number from 4,096 to 16,777,216"),
+    ],
+)
+def test_bad_flags_of_one_lesson(name, flag, value, says):
+    status, out, err = run(name, flag, value)
+    assert (status, out) == (2, "")
+    assert flag in err.splitlines()[-1] and says in err.splitlines()[-1]
+
+
 def test_a_device_that_is_not_there():
     for flags, env, says in (
         (("--device", "sim"), {}, "argument --device: device='sim' needs NUMBA_ENABLE_CUDASIM=1"),
@@ -291,6 +367,11 @@ def test_help():
         ("00_cuda.py", "--n N N, the number of elements of the vector X"),
     ):
         assert says in " ".join(run(name, "--help")[1].split())
+    out = " ".join(run("04_online_softmax.py", "--help")[1].split())
+    assert "--row S,S,..." in out and "(default: 1,3,2,0,5,1,0,4)" in out
+    out = " ".join(run("06_what_it_is_not.py", "--help")[1].split())
+    assert "--blocks BR,BC Br queries by Bc keys per tile; one number for both (default: what fits)" in out
+    assert "--sram BYTES" in out and "(default: 49152)" in out
 
 
 # --- errors, the end of a pipe, Ctrl-C --------------------------------------------------------------------------------

@@ -1,0 +1,230 @@
+"""Lesson 05, the stages `flash` and `flash2`. Run `python lessons/05_flash.py`, or open it as a notebook."""
+
+# %%
+from numba import float32
+
+import numba_flash as nf
+from numba_flash import lesson, report, testing
+from numba_flash.blocks import check_blocks
+from numba_flash.engine.model import REGISTERS
+from numba_flash.hbm.predict import algorithm0
+from numba_flash.lesson import plural
+from numba_flash.stages import flash, flash2, tiles
+
+this = lesson.start("05 · flash, flash2", stage="flash", blocks=None)
+N, d, H, where = this.n, this.d, this.heads, this.device
+LADDER = "naive", "tiled", "online_softmax", "flash", "flash2"
+chosen, chosen2 = (check_blocks(stage, this.blocks, d=d) for stage in ("flash", "flash2"))
+(Br, Bc), Br2 = chosen, chosen2.Br
+Tr, Tc, Tr2 = tiles(N, Br), tiles(N, Bc), tiles(N, Br2)
+
+this.part("The question")
+this.text("""
+The online softmax (lesson 04) lets m, l and O be carried along while tiles of a row come. So a tile of S can be
+computed, used and forgotten, and all of attention fits into one kernel. S is the last N × N matrix in HBM.
+
+Which tiles does such a kernel visit, in which order, and what does it then read again and again in place of S?
+""")
+
+# %% Algorithm 1 and its kernel.
+this.part("Algorithm 1")
+this.text("""
+FlashAttention's Algorithm 1 (Dao et al. 2022, arXiv:2205.14135), with its line numbers:
+""")
+this.show(report.table(["line", "what it says"], [
+    ["1, 3, 4", "cut Q and O into Tr tiles of Br rows, K and V into Tc tiles of Bc rows"],
+    ["2", "in HBM: O = 0, l = 0, m = −∞"],
+    ["5, 6", "for each tile j of keys: load K_j, V_j"],
+    ["7, 8", "for each tile i of queries: load Q_i, O_i, l_i, m_i"],
+    ["9", "S_ij = Q_i K_jᵀ, on chip"],
+    ["10", "m_tile = row maximum of S_ij, P_ij = exp(S_ij − m_tile), l_tile = its row sum"],
+    ["11", "m_new = max(m_i, m_tile), l_new = exp(m_i − m_new)·l_i + exp(m_tile − m_new)·l_tile"],
+    ["12", "store O_i = (l_i·exp(m_i − m_new)·O_i + exp(m_tile − m_new)·P_ij V_j) / l_new"],
+    ["13", "store l_i = l_new, m_i = m_new"],
+]), "")
+this.text("""
+("m_tile" and "l_tile" have a tilde in the paper.) Lines 10 to 12 are the trick of lesson 04. The tile gets a
+maximum of its own first, and O is divided by l at every tile. The kernel, whose comments name these lines:
+""")
+this.source(flash.make_forward(Br, Bc, d, float32), "K_j = cuda", "nobody still reads")
+this.text(f"""
+One block of Br = {plural(Br, "thread")} works on a head. Thread r takes row r of each tile of queries: that is the
+loop over i, in steps of Br. The threads fill K_j and V_j together. `M` is the number of keys and `g` the head of
+K and V, here N and h. Line 2 is a small kernel of its own, `initialise`.
+""")
+
+# %% What lives where.
+this.part("What lives where")
+sizes = {"K_j": Bc * d * 4, "V_j": Bc * d * 4, "S_ij": Bc * Br * 4}
+paper = check_blocks("flash", "paper", d=d)
+whole = paper.shared_bytes + 2 * paper.Br * d * 4            # with Q_i and O_i in shared memory too
+than = "more" if whole > chosen.sram else "not more"
+this.text("""
+`cuda.shared.array` is shared memory, seen by all threads of the block. `cuda.local.array` belongs to one thread,
+and the compiler keeps it in registers while they last. The shared memory of a block, in bytes:
+""")
+this.show(report.bars(sizes | {"free": chosen.sram - sum(sizes.values())}, f"of {chosen.sram:,}"), "")
+this.text(f"""
+{lesson.tiling(chosen)}
+
+A larger Bc means fewer passes over Q and O, so `numba_flash.blocks` takes as many keys as fit. Line 1 of the
+paper sets Bc = ⌈M/4d⌉ and Br = min(Bc, d), with M the elements that fit on chip: four tiles, of K, V, Q and O. Here
+that is Bc = {paper.Bc} and Br = {paper.Br}. Together with S_ij they take {whole:,} bytes, {than} than the
+{chosen.sram:,} there are. With Q_i and O_i in registers shared memory has {paper.shared_bytes:,} bytes to hold.
+""")
+
+# %% The prediction, by hand.
+this.part("A prediction: the bill")
+this.ask("""
+For one head: how often does the kernel `flash` load each element of K and V, of Q, and of O, l and m? How often does it
+store each element of O, l and m? And what does `initialise` store? The table of Algorithm 1 has all that is needed.
+Write a formula in N, d and Tc for each tensor.
+""")
+by_hand = [
+    ("initialise", "O, l, m stores", "line 2", "Nd + 2N", N * d + 2 * N),
+    ("flash", "K, V loads", "line 6, each once", "2Nd", 2 * N * d),
+    ("", "Q loads", "line 8, Tc times", "Tc·Nd", Tc * N * d),
+    ("", "O, l, m loads", "line 8, Tc times", "Tc·(Nd + 2N)", Tc * (N * d + 2 * N)),
+    ("", "O, l, m stores", "lines 12, 13, Tc times", "Tc·(Nd + 2N)", Tc * (N * d + 2 * N)),
+]
+predicted = nf.predict("flash", n=N, d=d, heads=H, blocks=this.blocks)
+assert predicted.elements == H * sum(elements for *_, elements in by_hand)
+this.text(f"""
+No N² is left. All that belongs to a query comes and goes once per tile of keys, Tc = ⌈N/Bc⌉ = {plural(Tc, "time")}.
+For one head:
+""")
+this.show(report.table(["kernel", "tensor", "why", "formula", "elements"], by_hand), "")
+this.text("""
+The kernel `flash` alone: (2 + 3Tc)·Nd + 4Tc·N. N² hides in Tc·N = N²/Bc.
+""")
+
+# %% The run.
+this.part("The run and its bill")
+this.running("the five stages, naive to flash2")
+ideal, bills, outs, errors = algorithm0(n=N, d=d, heads=H), {}, {}, {}
+for stage in LADDER:
+    with nf.ledger() as bills[stage]:
+        blocks = this.blocks if stage.startswith("flash") else None
+        outs[stage] = nf.attention(*this.inputs, stage=stage, blocks=blocks, device=where)
+    errors[stage] = this.exact(stage, outs[stage], outs["naive"] if stage != "naive" else None)
+counted, counted2 = bills["flash"], bills["flash2"]
+this.bill("flash", counted, predicted=predicted, previous=("online_softmax", bills["online_softmax"]),
+          algorithm0=ideal, below=errors["flash"])  # fmt: skip
+verdict = "less" if counted.elements < ideal.elements else "not less"
+this.text(f"""
+S is gone. O, l and m are what is read again and again now. The bill is {verdict} than that of Algorithm 0, which
+puts the result of each step into HBM. (Lesson 06 says for which sizes it is less.)
+""")
+
+# %% The order of the loops.
+this.part("Which loop goes outside")
+side = 4
+orders = {"flash": [(i, j) for j in range(side) for i in range(side)],
+          "flash2": [(i, j) for i in range(side) for j in range(side)]}  # fmt: skip
+strips = {}
+for stage, order in orders.items():
+    Q_i, K_j = ([f"{step[axis] + 1}" if at == 0 or order[at - 1][axis] != step[axis] else "·"
+                 for at, step in enumerate(order)] for axis in (0, 1))  # fmt: skip
+    last = [f"{i + 1}" if j == side - 1 else "·" for i, j in order]
+    strips[stage] = {"Q_i loads": Q_i, "K_j, V_j loads": K_j}
+    strips[stage] |= {"O_i loads": Q_i, "O_i stores": Q_i} if stage == "flash" else {"O_i stores": last}
+step = ["step", *range(1, side * side + 1)]
+this.text(f"""
+A step takes one tile of Q and one of K and V. With {side} × {side} tiles there are {side * side} steps, and any
+order of them will do. In the picture a number is a tile that moves between HBM and the chip in that step; where
+there is none, nothing moves. Algorithm 1 (l and m move with O):
+""")
+this.show(report.table(step, [[name, *cells] for name, cells in strips["flash"].items()]), "")
+this.text("""
+With the loops exchanged, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691):
+""")
+this.show(report.table(step, [[name, *cells] for name, cells in strips["flash2"].items()]), "")
+this.running("both on a small input")
+small, rows = testing.inputs((1, 8 * side, d), (1, 8 * side, d), seed=this.seed), []
+for stage, strip in strips.items():
+    with nf.ledger() as bill:
+        nf.attention(*small, stage=stage, blocks=(8, 8), device=where)
+    moved = {tensor: bill.kernels[stage][tensor].elements // (8 * d) for tensor in "QKVO"}
+    assert moved == {tensor: sum(side * side - cells.count("·") for name, cells in strip.items() if tensor in name)
+                     for tensor in "QKVO"}  # fmt: skip
+    rows.append([stage, *moved.values(), sum(moved.values())])
+this.text("""
+Both kernels ran with tiles of 8 × 8 for N = 32. The bills, divided by the size of a tile, say the same as the two
+pictures:
+""")
+this.show(report.table(["tiles moved", "Q", "K", "V", "O", "together"], rows), "")
+
+# %% flash2.
+this.part("FlashAttention-2's kernel")
+this.source(flash2.make_forward(Br2, chosen2.Bc, d, float32), "i = cuda", "L[h, i]")
+predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks)
+assert predicted2.elements == H * (2 * N * d + 2 * Tr2 * N * d + N)
+this.text(f"""
+(The lines are those of Algorithm 1 in the FlashAttention-2 paper.) A block of threads has one tile of queries and
+walks through all keys. O_i holds l·O, as in the trace of lesson 04, and is divided once. m and l never leave
+their thread; what leaves is O and L = m + log l, which the backward pass will need (lesson 07).
+
+{lesson.tiling(chosen2)}
+
+Prediction: Q, O and L once, K and V once per tile of queries, of which there are Tr = ⌈N/Br⌉ = {Tr2}. That is
+(2 + 2Tr)·Nd + N = {2 * N * d * (1 + Tr2) + N:,} for one head.
+""")
+this.bill("flash2", counted2, predicted=predicted2, previous=("flash", counted), algorithm0=ideal,
+          below=errors["flash2"])  # fmt: skip
+
+# %% What the swap saves and costs.
+cost = sum(counted2[tensor].elements - counted[tensor].elements for tensor in "KV")
+saved = counted.elements + cost - counted2.elements
+grids = [bills[stage].launches[-1].grid for stage in ("flash", "flash2")]
+blocks_of = [x * y * z for x, y, z in grids]
+this.part("What changed, and what it costs")
+this.text(f"""
+The exchange saves {saved:,} elements of Q, O, l and m, and costs {cost:,} of K and V.
+
+It asks for other tiles, too. In flash, more keys in a tile mean fewer passes over Q and O: Bc is as large as fits. In
+flash2, more queries in a tile mean fewer passes over K and V: Br should be large, and Bc does not enter the bill.
+The rows of queries are in registers, and a block has {REGISTERS:,} of those, {4 * REGISTERS:,} bytes.
+
+And it lets more threads work. In flash the tiles of keys come one after another, since each needs the O of the one
+before: one block per head, {blocks_of[0]:,} here. In flash2 a tile of queries needs nothing of the others, and each
+is a block: {blocks_of[1]:,} here. A block runs on one of the GPU's processors (SMs, streaming multiprocessors), and
+an A100 has 108.
+""")
+
+# %% The ladder.
+this.part("The ladder so far")
+rows = []
+for stage, before in zip(LADDER, (None, *LADDER)):
+    bill = bills[stage]
+    times = f"{bill.elements / bills[before].elements:.3f}" if before else "-"
+    rows.append([stage, bill.elements, bill.total_bytes / 1e6, bill.elements / ideal.elements, times,
+                 nf.STAGES[stage].deletes])  # fmt: skip
+this.show(report.table(["stage", "elements", "MB", "/ ideal", "/ before", "deletes"], rows), "")
+this.show(report.bars({stage: bills[stage].elements for stage in LADDER[1:]} | {"Algorithm 0": ideal.elements}), "")
+longest = bills["naive"].elements / max(bills["tiled"].elements, 1)
+this.text(f"""
+The bar of naive would be {longest:.3g} times as long as that of tiled. All five stages compute the same. The largest
+error against float64, and divided by that of naive:
+""")
+found = this.figures["errors"]
+own = found["naive"]
+this.show(report.table(["stage", "error", "/ naive"], [
+    [stage, f"{found[stage]:.1e}", f"{found[stage] / own:.2f}" if own else "-"] for stage in LADDER
+]), "")
+
+this.part("Your turn")
+half = (Br, Bc // 2 if Bc > 1 else 2)
+then, then2 = (nf.predict(stage, n=N, d=d, heads=H, blocks=half).elements for stage in ("flash", "flash2"))
+other = 2 * d if d == 1 or (d <= 128 and not this.blocks) else d // 2
+there = nf.predict("flash", n=N, d=other, blocks=this.blocks).elements / algorithm0(n=N, d=other).elements
+this.tries({
+    f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]} in both stages. flash: {then:,}
+    elements instead of {counted.elements:,}; flash2: {then2:,} instead of {counted2.elements:,}.""",
+    f"--d {other}": f"flash moves {there:.3g} times as much as Algorithm 0 then.",
+})
+this.text(f"""
+Check yourself: a kernel has to move Q, K, V, O and L at least once, 4Nd + N. With which Br does flash2 come down to
+twice that? Work it out, and check it with `nf.predict("flash2", n={N}, d={d}, blocks=(Br, 8))`. Then run the lesson
+with --blocks Br,8. Does anything stand in the way?
+""")
+this.end()
