@@ -65,7 +65,7 @@ and the compiler keeps it in registers while they last. The shared memory of a b
 """)
 this.show(report.bars(sizes | {"free": chosen.sram - sum(sizes.values())}, f"of {chosen.sram:,}"), "")
 this.text(f"""
-{lesson.tiling(chosen)}
+{chosen}
 
 A larger Bc means fewer passes over Q and O, so `numba_flash.blocks` takes as many keys as fit. Line 1 of the
 paper sets Bc = ⌈M/4d⌉ and Br = min(Bc, d), with M the elements that fit on chip: four tiles, of K, V, Q and O. Here
@@ -164,7 +164,7 @@ this.text(f"""
 walks through all keys. O_i holds l·O, as in the trace of lesson 04, and is divided once. m and l never leave
 their thread; what leaves is O and L = m + log l, which the backward pass will need (lesson 07).
 
-{lesson.tiling(chosen2)}
+{chosen2}
 
 Prediction: Q, O and L once, K and V once per tile of queries, of which there are Tr = ⌈N/Br⌉ = {Tr2}. That is
 (2 + 2Tr)·Nd + N = {2 * N * d * (1 + Tr2) + N:,} for one head.

@@ -243,7 +243,7 @@ Algorithm 0 is an ideal: to read each operand of a product once, a kernel would 
 At --d {d} and --sram {this.sram} ({this.sram / 1024:.4g} KiB):
 """)
 for stage in ("flash", "flash2"):
-    tiling = lesson.tiling(choose_blocks(stage, d=d, sram=this.sram))
+    tiling = str(choose_blocks(stage, d=d, sram=this.sram))
     this.text(f"{tiling} It moves {against_ideal(stage, d, this.sram):.3g} times as much as Algorithm 0.")
 
 this.part("Your turn")

@@ -90,10 +90,12 @@ class Blocks:
         spill = ""
         if self.registers > REGISTERS_A_THREAD:
             spill = f" ({REGISTERS_A_THREAD} at most: the compiler spills the rest to local memory, which is in HBM)"
+        queries = "1 query" if self.Br == 1 else f"{self.Br} queries"
+        keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
+        threads = "its 1 thread" if self.threads == 1 else f"each of {self.threads} threads"
         return (
-            f"{self.stage}: Br = {self.Br} queries and Bc = {self.Bc} keys per tile. Shared memory: {parts}, "
-            f"{self.shared_bytes:,} of {self.sram:,} B. Registers: about {self.registers} for each of {self.threads} "
-            f"thread{'s' * (self.threads > 1)}{spill}."
+            f"{self.stage}: Br = {queries} and Bc = {keys} per tile. Shared memory: {parts}, {self.shared_bytes:,} of "
+            f"{self.sram:,} B. Registers: about {self.registers} for {threads}{spill}."
         )
 
 

@@ -347,13 +347,6 @@ def plural(number, noun):
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
-def tiling(blocks):
-    """What tiles take, as `str` of a `blocks.Blocks` says it, in the wording of the lessons."""
-    said = str(blocks).replace(" keys a tile", " keys per tile")
-    said = said.replace(" for each of 1 threads", " for its 1 thread")
-    return re.sub(r" = 1 (querie|key)s\b", lambda one: f" = 1 {one[1].replace('ie', 'y')}", said)
-
-
 def line_of(kernel, text, which=1):
     """The number of the `which`-th line of a kernel that holds `text`. ValueError where there is no such line."""
     function = function_of(kernel)
