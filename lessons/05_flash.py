@@ -49,7 +49,7 @@ maximum of its own first, and O is divided by l at every tile. The kernel, whose
 this.source(flash.make_forward(Br, Bc, d, float32), "K_j = cuda", "nobody still reads")
 this.text(f"""
 One block of Br = {plural(Br, "thread")} works on a head. Thread r takes row r of each tile of queries: that is the
-loop over i, in steps of Br. The threads fill K_j and V_j together. `M` is the number of keys and `g` the head of
+loop over i, in steps of Br. The threads fill K_j and V_j together. `N_k` is the number of keys and `g` the head of
 K and V, here N and h. Line 2 is a small kernel of its own, `initialise`.
 """)
 

@@ -23,8 +23,8 @@ def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=Fa
     """Exact attention, O = softmax(scale · Q Kᵀ) V, computed by one stage of the ladder.
 
     q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256. k and v: one shape, with the rank, batch,
-    d and dtype of q, their own length M, and as many heads as q or a divisor of that (GQA: head h of q uses head
-    h // (H / H_kv) of k and v). N = 0 gives an empty result; M = 0 gives out = 0 and lse = −∞.
+    d and dtype of q, their own length N_k, and as many heads as q or a divisor of that (GQA: head h of q uses head
+    h // (H / H_kv) of k and v). N = 0 gives an empty result; N_k = 0 gives out = 0 and lse = −∞.
 
     stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. blocks: the tile
     sizes, as the stage explains them. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
@@ -44,8 +44,8 @@ def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=Fa
     check_stage(stage, STAGES)
     operands = _operands(q, k, v)
     dtype = operands[0].dtype
-    H, N, M, d = _sizes(*operands)
-    _check_64_bit(H, N, M, d, dtype)
+    H, N, N_k, d = _sizes(*operands)
+    _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
     fitting_blocks(stage, blocks, d=d, dtype=dtype)
     if not isinstance(return_lse, (bool, np.bool_)):
@@ -118,7 +118,7 @@ def _check_dtype(operand, q):
 
 
 def _sizes(q, k, v):
-    """(H, N, M, d) with H the heads of the whole batch; ValueError when the shapes are no attention."""
+    """(H, N, N_k, d) with H the heads of the whole batch; ValueError when the shapes are no attention."""
     for operand in (q, k, v):
         if len(operand.shape) not in (2, 3, 4):
             raise ValueError(
@@ -180,8 +180,8 @@ def _scale(scale, d, dtype):
     return rounded
 
 
-def _check_64_bit(H, N, M, d, dtype):
-    for what, elements in (("q", H * N * d), ("k", H * M * d), ("the scores, heads × N_q × N_k,", H * N * M)):
+def _check_64_bit(H, N, N_k, d, dtype):
+    for what, elements in (("q", H * N * d), ("k", H * N_k * d), ("the scores, heads × N_q × N_k,", H * N * N_k)):
         if elements * dtype.itemsize >= 2**63:
             raise ValueError(
                 f"{what} would hold {elements:,} elements, more than 64-bit addresses reach: shorten q or k"

@@ -13,7 +13,7 @@ import numpy as np
 def attention(q, k, v, scale=None):
     """Softmax attention, O = softmax(scale · Q Kᵀ) V, and the logarithm L of each row's sum.
 
-    q: (N, d), (H, N, d) or (B, H, N, d). k, v: the same rank and batch, any length M, and as many heads as q or a
+    q: (N, d), (H, N, d) or (B, H, N, d). k, v: the same rank and batch, any length N_k, and as many heads as q or a
     divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d.
     Returns (out, lse): out is shaped like q, lse like q without its last axis, L_i = log Σ_j exp(S_ij), natural
     logarithm, so that the rows of exp(S − L) sum to 1. Both are float64; complex input gives complex128 (and
@@ -51,7 +51,7 @@ def attention_backward(q, k, v, dout, scale=None):
 
 
 def scores(q, k, scale=None):
-    """S = scale · Q Kᵀ for every head of q, (…, N, M); scale defaults to 1/√d. Shapes are not checked."""
+    """S = scale · Q Kᵀ for every head of q, (…, N, N_k); scale defaults to 1/√d. Shapes are not checked."""
     return _scale(q, scale) * (q @ _transpose(_repeat_heads(k, q)))
 
 
@@ -100,6 +100,6 @@ def _check_shapes(q, k, v):
     )
     if not fits:
         raise ValueError(
-            f"q {q.shape}, k {k.shape}, v {v.shape} do not fit: give q as (H, N, d), k and v as (H_kv, M, d) with H_kv "
-            "a divisor of H; (N, d) and (B, H, N, d) are taken too"
+            f"q {q.shape}, k {k.shape}, v {v.shape} do not fit: give q as (H, N, d), k and v as (H_kv, N_k, d) with "
+            "H_kv a divisor of H; (N, d) and (B, H, N, d) are taken too"
         )

@@ -1,6 +1,6 @@
 """What a stage moves and computes, from closed forms alone: no launch, and no look at its kernels.
 
-Each stage is one function below that reads like the table of a bill: for one head of N queries, M keys and d columns,
+Each stage is one function below that reads like the table of a bill: for one head of N queries, N_k keys and d columns,
 what every kernel loads, stores and computes. A floating-point add, subtract, multiply, divide, exp, log or max of one
 element is one operation.
 """
@@ -20,10 +20,10 @@ DIRECTIONS = ("forward",)
 
 @dataclass(frozen=True)
 class Problem:
-    """The size of one attention: N queries, M keys, d columns, `heads` times, in tiles of `blocks`."""
+    """The size of one attention: N queries, N_k keys, d columns, `heads` times, in tiles of `blocks`."""
 
     N: int
-    M: int
+    N_k: int
     d: int
     heads: int
     blocks: tuple | None
@@ -53,26 +53,26 @@ def closed_form(stage):
     return register
 
 
-def softmax(N, M):
+def softmax(N, N_k):
     """One thread per row of S, three passes over it: maximum; sum of exp; exp / sum to P."""
-    return Kernel(loads={"S": 3 * N * M}, stores={"P": N * M}, flops=N * M * (1 + 3 + 3))
+    return Kernel(loads={"S": 3 * N * N_k}, stores={"P": N * N_k}, flops=N * N_k * (1 + 3 + 3))
 
 
 def logsumexp(p):
     """One thread per row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
-    N, M = p.N, p.M
-    form = Kernel(loads={"S": 2 * N * M}, stores={"L": N}, flops=N * M * (1 + 3) + (2 * N if M else 0))
+    N, N_k = p.N, p.N_k
+    form = Kernel(loads={"S": 2 * N * N_k}, stores={"L": N}, flops=N * N_k * (1 + 3) + (2 * N if N_k else 0))
     return {"logsumexp": form} if p.return_lse else {}
 
 
 @closed_form("naive")
 def naive(p):
     """One thread per element of S, then of O, each with its own pass over a row and a column in HBM."""
-    N, M, d = p.N, p.M, p.d
+    N, N_k, d = p.N, p.N_k, p.d
     return {
-        "scores": Kernel({"Q": N * M * d, "K": N * M * d}, {"S": N * M}, flops=N * M * (2 * d + 1)),
-        "softmax": softmax(N, M),
-        "output": Kernel({"P": N * M * d, "V": N * M * d}, {"O": N * d}, flops=N * M * 2 * d),
+        "scores": Kernel({"Q": N * N_k * d, "K": N * N_k * d}, {"S": N * N_k}, flops=N * N_k * (2 * d + 1)),
+        "softmax": softmax(N, N_k),
+        "output": Kernel({"P": N * N_k * d, "V": N * N_k * d}, {"O": N * d}, flops=N * N_k * 2 * d),
         **logsumexp(p),
     }
 
@@ -83,12 +83,12 @@ def tiled(p):
 
     A tile at the edge loads only what is there, but every thread multiplies through the whole tile, zeros included.
     """
-    N, M, d = p.N, p.M, p.d
+    N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
     return {
         "scores": tiled_scores(p),
-        "softmax": softmax(N, M),
-        "output": Kernel({"P": N * M * Td, "V": M * d * Tr}, {"O": N * d}, flops=Tr * Tc * Td * 2 * T**3),
+        "softmax": softmax(N, N_k),
+        "output": Kernel({"P": N * N_k * Td, "V": N_k * d * Tr}, {"O": N * d}, flops=Tr * Tc * Td * 2 * T**3),
         **logsumexp(p),
     }
 
@@ -96,14 +96,14 @@ def tiled(p):
 def square_tiles(p):
     """T, and how many tiles of side T cover the queries, the keys and the columns."""
     T = p.blocks[0]
-    return T, -(-p.N // T), -(-p.M // T), -(-p.d // T)
+    return T, -(-p.N // T), -(-p.N_k // T), -(-p.d // T)
 
 
 def tiled_scores(p):
-    N, M, d = p.N, p.M, p.d
+    N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
-    flops = Tr * Tc * Td * 2 * T**3 + N * M
-    return Kernel({"Q": N * d * Tc, "K": M * d * Tr}, {"S": N * M}, flops)
+    flops = Tr * Tc * Td * 2 * T**3 + N * N_k
+    return Kernel({"Q": N * d * Tc, "K": N_k * d * Tr}, {"S": N * N_k}, flops)
 
 
 @closed_form("online_softmax")
@@ -112,16 +112,16 @@ def online_softmax(p):
 
     Statistics, an element: a max, and twice a subtraction and exp, a product, a sum.
     """
-    N, M, d = p.N, p.M, p.d
+    N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
     output = Kernel(
-        {"S": N * M * Td, "m": N * T * Td, "l": N * T * Td, "V": M * d * Tr},
+        {"S": N * N_k * Td, "m": N * T * Td, "l": N * T * Td, "V": N_k * d * Tr},
         {"O": N * d},
-        flops=Tr * Tc * Td * 2 * T**3 + N * M * Td * 3,
+        flops=Tr * Tc * Td * 2 * T**3 + N * N_k * Td * 3,
     )
     return {
         "scores": tiled_scores(p),
-        "statistics": Kernel({"S": N * M}, {"m": N, "l": N}, flops=N * M * 7),
+        "statistics": Kernel({"S": N * N_k}, {"m": N, "l": N}, flops=N * N_k * 7),
         "output": output,
         **lse_from_m_and_l(p),
     }
@@ -129,7 +129,7 @@ def online_softmax(p):
 
 def lse_from_m_and_l(p):
     """L = m + log l, for `return_lse`: one thread a row."""
-    form = Kernel({"m": p.N, "l": p.N}, {"L": p.N}, flops=2 * p.N if p.M else 0)
+    form = Kernel({"m": p.N, "l": p.N}, {"L": p.N}, flops=2 * p.N if p.N_k else 0)
     return {"logsumexp": form} if p.return_lse else {}
 
 
@@ -140,14 +140,14 @@ def flash(p):
     A score: product with scale, max; subtract, exp, sum; times exp(m̃ − m); two products of d. A row at each step:
     max; 2 × (subtract, exp); the new l, 3; O scaled and divided, d each.
     """
-    N, M, d = p.N, p.M, p.d
-    Tc = -(-M // p.blocks[1])
+    N, N_k, d = p.N, p.N_k, p.d
+    Tc = -(-N_k // p.blocks[1])
     return {
         "initialise": Kernel({}, {"O": N * d, "l": N, "m": N}),
         "flash": Kernel(
-            {"Q": Tc * N * d, "K": M * d, "V": M * d, "O": Tc * N * d, "l": Tc * N, "m": Tc * N},
+            {"Q": Tc * N * d, "K": N_k * d, "V": N_k * d, "O": Tc * N * d, "l": Tc * N, "m": Tc * N},
             {"O": Tc * N * d, "l": Tc * N, "m": Tc * N},
-            flops=N * M * (4 * d + 6) + N * Tc * (2 * d + 8),
+            flops=N * N_k * (4 * d + 6) + N * Tc * (2 * d + 8),
         ),
         **lse_from_m_and_l(p),
     }
@@ -160,21 +160,21 @@ def flash2(p):
     A score: product with scale, max; subtract, exp, sum; two products of d. A row at each step: subtract, exp; l and O
     rescaled, 1 + d. At the end a row is divided, d, and L formed, 2. Rows beyond N are computed too, and not stored.
     """
-    N, M, d = p.N, p.M, p.d
+    N, N_k, d = p.N, p.N_k, p.d
     Br, Bc = p.blocks
-    Tr, Tc = -(-N // Br), -(-M // Bc)
-    flops = Tr * Br * (M * (4 * d + 5) + Tc * (d + 3)) + (N * (d + 2) if M else 0)
-    loads = {"Q": N * d, "K": Tr * M * d, "V": Tr * M * d}
+    Tr, Tc = -(-N // Br), -(-N_k // Bc)
+    flops = Tr * Br * (N_k * (4 * d + 5) + Tc * (d + 3)) + (N * (d + 2) if N_k else 0)
+    loads = {"Q": N * d, "K": Tr * N_k * d, "V": Tr * N_k * d}
     return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
 
 def ideal(p):
-    """Algorithm 0 of the paper, each matmul reading its operands once: 4NM + 2Nd + 2Md."""
-    N, M, d = p.N, p.M, p.d
-    scores = {"scores": Kernel({"Q": N * d, "K": M * d}, {"S": N * M})} if N * M else {}
+    """Algorithm 0 of the paper, each matmul reading its operands once: 4N·N_k + 2Nd + 2N_k·d."""
+    N, N_k, d = p.N, p.N_k, p.d
+    scores = {"scores": Kernel({"Q": N * d, "K": N_k * d}, {"S": N * N_k})} if N * N_k else {}
     return scores | {
-        "softmax": Kernel({"S": N * M}, {"P": N * M}),
-        "output": Kernel({"P": N * M, "V": M * d if N else 0}, {"O": N * d}),
+        "softmax": Kernel({"S": N * N_k}, {"P": N * N_k}),
+        "output": Kernel({"P": N * N_k, "V": N_k * d if N else 0}, {"O": N * d}),
     }
 
 
@@ -231,7 +231,7 @@ def flops(
 def algorithm0(*, n, d, n_k=None, heads=1, batch=1, dtype="float32"):
     """The yardstick of every bill: Algorithm 0 with each operand of a matmul read once -> Bill.
 
-    4NM + 2Nd + 2Md elements a head, 4N² + 4Nd where N = M. Arguments and errors as for `predict`.
+    4N·N_k + 2Nd + 2N_k·d elements a head, 4N² + 4Nd where N = N_k. Arguments and errors as for `predict`.
     """
     _, p = _problem("naive", n, d, n_k, heads, None, batch, "forward", dtype, None, STATIC_SHARED, False)
     return _bill(ideal, p)

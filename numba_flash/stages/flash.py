@@ -1,11 +1,11 @@
 """Stage `flash`: FlashAttention, Algorithm 1 of the paper (Dao et al. 2022, arXiv:2205.14135), line by line.
 
 Deletes S: one kernel does it all, and a tile of S lives and dies in shared memory. K and V are walked through once, in
-the outer loop; O, l and m are read and written again at each of its Tc steps. For one head, N queries, M keys,
-Tc = ⌈M/Bc⌉:
+the outer loop; O, l and m are read and written again at each of its Tc steps. For one head, N queries, N_k keys,
+Tc = ⌈N_k/Bc⌉:
 
-    initialise                                                                 stores O Nd, l N, m N
-    flash        loads Q TcNd, K Md, V Md, O TcNd, l TcN, m TcN                stores O TcNd, l TcN, m TcN
+    initialise                                                                   stores O Nd, l N, m N
+    flash        loads Q TcNd, K N_k·d, V N_k·d, O TcNd, l TcN, m TcN            stores O TcNd, l TcN, m TcN
 
 A block of Br threads works on one head. Each thread has a row of Q_i and O_i in registers; K_j, V_j and S_ij are
 shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses.
@@ -54,9 +54,9 @@ def make_forward(Br, Bc, d, real):
         h = cuda.blockIdx.x
         g = h * K.shape[0] // Q.shape[0]
         r = cuda.threadIdx.x
-        N, M = Q.shape[1], K.shape[1]
-        for j in range(0, M, Bc):                            # Alg. 1, l. 5
-            for e in range(r, min(Bc, M - j) * d, Br):
+        N, N_k = Q.shape[1], K.shape[1]
+        for j in range(0, N_k, Bc):                          # Alg. 1, l. 5
+            for e in range(r, min(Bc, N_k - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 6
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j and V_j are complete
@@ -67,14 +67,14 @@ def make_forward(Br, Bc, d, real):
                 l_i = l[h, i]
                 m_i = m[h, i]
                 m_tile = real(-math.inf)
-                for c in range(min(Bc, M - j)):
+                for c in range(min(Bc, N_k - j)):
                     s = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]
                     S_ij[c, r] = s * scale                   # Alg. 1, l. 9
                     m_tile = max(m_tile, S_ij[c, r])         # Alg. 1, l. 10
                 l_tile = real(0)
-                for c in range(min(Bc, M - j)):
+                for c in range(min(Bc, N_k - j)):
                     S_ij[c, r] = math.exp(S_ij[c, r] - m_tile)
                     l_tile += S_ij[c, r]
                 m_new = max(m_i, m_tile)                     # Alg. 1, l. 11
@@ -83,7 +83,7 @@ def make_forward(Br, Bc, d, real):
                 l_new = old + new * l_tile
                 for t in range(d):
                     O_i[t] *= old
-                for c in range(min(Bc, M - j)):
+                for c in range(min(Bc, N_k - j)):
                     p = new * S_ij[c, r]
                     for t in range(d):
                         O_i[t] += p * V_j[c, t]
@@ -97,7 +97,7 @@ def make_forward(Br, Bc, d, real):
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+    """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: (Br, Bc). Raises ValueError or SharedMemoryError for tiles that do not fit.
     """

@@ -2,9 +2,9 @@
 
 Deletes the re-reads of O, l and m: Q is the outer loop, one tile a block of threads; O, m and l stay in registers until
 the last key, are divided by l once, and leave as O and L = m + log l. K and V are read by each of the Tr tiles of
-queries. For one head, N queries, M keys, Tr = ⌈N/Br⌉:
+queries. For one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
 
-    flash2       loads Q Nd, K TrMd, V TrMd                                    stores O Nd, L N
+    flash2       loads Q Nd, K Tr·N_k·d, V Tr·N_k·d                                 stores O Nd, L N
 
 Many blocks work on one head, since tiles of queries have nothing to do with each other.
 """
@@ -34,19 +34,19 @@ def make_forward(Br, Bc, d, real):
         g = h * K.shape[0] // Q.shape[0]
         r = cuda.threadIdx.x
         i = cuda.blockIdx.x * Br + r                         # Alg. 1, l. 3
-        N, M = Q.shape[1], K.shape[1]
+        N, N_k = Q.shape[1], K.shape[1]
         for t in range(d):
             Q_i[t] = Q[h, i, t] if i < N else real(0)        # Alg. 1, l. 4
             O_i[t] = real(0)                                 # Alg. 1, l. 5
         l_i = real(0)
         m_i = real(-math.inf)
-        for j in range(0, M, Bc):                            # Alg. 1, l. 6
-            for e in range(r, min(Bc, M - j) * d, Br):
+        for j in range(0, N_k, Bc):                          # Alg. 1, l. 6
+            for e in range(r, min(Bc, N_k - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 7
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j and V_j are complete
             m_new = m_i
-            for c in range(min(Bc, M - j)):
+            for c in range(min(Bc, N_k - j)):
                 s = real(0)
                 for t in range(d):
                     s += Q_i[t] * K_j[c, t]
@@ -56,7 +56,7 @@ def make_forward(Br, Bc, d, real):
             l_i *= old
             for t in range(d):
                 O_i[t] *= old                                # Alg. 1, l. 10, without its misprinted inverse
-            for c in range(min(Bc, M - j)):
+            for c in range(min(Bc, N_k - j)):
                 p = math.exp(S_ij[c, r] - m_new)
                 l_i += p
                 for t in range(d):
@@ -65,14 +65,14 @@ def make_forward(Br, Bc, d, real):
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if i < N:
             for t in range(d):
-                O[h, i, t] = O_i[t] / l_i if M > 0 else real(0)   # Alg. 1, l. 12
-            L[h, i] = m_i + math.log(l_i) if M > 0 else m_i  # Alg. 1, l. 13
+                O[h, i, t] = O_i[t] / l_i if N_k > 0 else real(0)  # Alg. 1, l. 12
+            L[h, i] = m_i + math.log(l_i) if N_k > 0 else m_i  # Alg. 1, l. 13
 
     return flash2
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N).
+    """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N).
 
     blocks: (Br, Bc). L costs N stores whether it is asked for or not. Raises ValueError or SharedMemoryError for tiles
     that do not fit.

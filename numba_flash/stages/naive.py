@@ -1,10 +1,10 @@
 """Stage `naive`: attention as its formula reads, S = scale·QKᵀ, P = softmax(S), O = PV, each a kernel of its own.
 
-One thread per output element; every operand comes from HBM each time it is used. For one head, N queries, M keys:
+One thread per output element; every operand comes from HBM each time it is used. For one head, N queries, N_k keys:
 
-    scores     loads Q NMd, K NMd      stores S NM
-    softmax    loads S 3NM             stores P NM
-    output     loads P NMd, V NMd      stores O Nd
+    scores     loads Q N·N_k·d, K N·N_k·d     stores S N·N_k
+    softmax    loads S 3N·N_k                 stores P N·N_k
+    output     loads P N·N_k·d, V N·N_k·d     stores O Nd
 
 The steps are those of the paper's Algorithm 0 (arXiv:2205.14135), which would read each operand of a product once.
 """
@@ -44,7 +44,7 @@ def make_scores(real):
 def make_softmax(real):
     """P = softmax(S), row by row: one thread per row, three passes over it.
 
-    Neighbouring threads read rows of S that lie M elements apart: uncoalesced, a later lesson mends it.
+    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
     """
 
     @cuda.jit
@@ -89,7 +89,7 @@ def make_output(real):
 def make_logsumexp(real):
     """L = m + log l, the logarithm of each row's softmax denominator: one thread per row. No keys: L = −∞.
 
-    Neighbouring threads read rows of S that lie M elements apart: uncoalesced, a later lesson mends it.
+    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
     """
 
     @cuda.jit
@@ -113,19 +113,19 @@ ROWS = 64  # threads of a block of kernels with one thread per row
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+    """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     Raises ValueError for any `blocks`: this stage has no tiles.
     """
     fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype)
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
-    M = K.shape[1]
-    S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
+    N_k = K.shape[1]
+    S, P = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     block = (SIDE, SIDE)
-    if M > 0:                                                # a grid has at least one block
-        launch(make_scores(real), (tiles(M, SIDE), tiles(N, SIDE), H), block, Q, K, S, scale, device=device)
+    if N_k > 0:                                              # a grid has at least one block
+        launch(make_scores(real), (tiles(N_k, SIDE), tiles(N, SIDE), H), block, Q, K, S, scale, device=device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
     launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), block, P, V, O, device=device)
     return O, lse(S, real, device) if return_lse else None

@@ -2,11 +2,11 @@
 
 Deletes P and two of the three passes of softmax: while a row of S streams by, a running maximum m and sum l are kept,
 and l is rescaled when m grows (Milakov & Gimelshein 2018, arXiv:1805.02867). The product needs no P in HBM: it forms
-exp(S − m) / l of a tile in shared memory. For one head, N queries, M keys:
+exp(S − m) / l of a tile in shared memory. For one head, N queries, N_k keys:
 
-    scores       as in `tiled`              loads Q Nd⌈M/T⌉, K Md⌈N/T⌉         stores S NM
-    statistics   loads S NM                                                    stores m N, l N
-    output       loads S NM⌈d/T⌉, V Md⌈N/T⌉, m and l NT⌈d/T⌉ each              stores O Nd
+    scores       as in `tiled`: loads Q Nd⌈N_k/T⌉, K N_k·d⌈N/T⌉                  stores S N·N_k
+    statistics   loads S N·N_k                                                   stores m N, l N
+    output       loads S N·N_k⌈d/T⌉, V N_k·d⌈N/T⌉, m and l NT⌈d/T⌉ each         stores O Nd
 
 S is still stored once, and loaded for the statistics and for the product.
 """
@@ -102,20 +102,20 @@ def lse(m, l, real, device):
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+    """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
     H, N, d = Q.shape
     T, _ = fitting_blocks("online_softmax", blocks, d=d, dtype=Q.dtype)
     real = numba_type(Q.dtype)
-    M = K.shape[1]
-    S = empty((H, N, M), Q.dtype, device)
+    N_k = K.shape[1]
+    S = empty((H, N, N_k), Q.dtype, device)
     m, l = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     block = (T, T)
-    if M > 0:
-        launch(make_scores(T, real), (tiles(M, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
+    if N_k > 0:
+        launch(make_scores(T, real), (tiles(N_k, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
     launch(make_statistics(real), (tiles(N, ROWS), H), ROWS, S, m, l, device=device)
     launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, S, m, l, V, O, device=device)
     return O, lse(m, l, real, device) if return_lse else None

@@ -1,11 +1,11 @@
 """Stage `tiled`: the same three steps; the operands of both products pass through shared T×T tiles.
 
 Deletes the re-reads of Q, K, V and P: a block of T×T threads loads each element of its operands once and uses it T
-times. For one head, N queries, M keys:
+times. For one head, N queries, N_k keys:
 
-    scores     loads Q Nd⌈M/T⌉, K Md⌈N/T⌉       stores S NM
-    softmax    loads S 3NM                      stores P NM
-    output     loads P NM⌈d/T⌉, V Md⌈N/T⌉       stores O Nd
+    scores     loads Q Nd⌈N_k/T⌉, K N_k·d⌈N/T⌉      stores S N·N_k
+    softmax    loads S 3N·N_k                       stores P N·N_k
+    output     loads P N·N_k⌈d/T⌉, V N_k·d⌈N/T⌉     stores O Nd
 
 S and P still make the round trip through HBM, as in the paper's Algorithm 0 (arXiv:2205.14135).
 """
@@ -96,19 +96,19 @@ def make_output(T, real):
 
 
 def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
-    """Q (H, N, d), K and V (G, M, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
+    """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
     H, N, d = Q.shape
     T, _ = fitting_blocks("tiled", blocks, d=d, dtype=Q.dtype)
     real = numba_type(Q.dtype)
-    M = K.shape[1]
-    S, P = empty((H, N, M), Q.dtype, device), empty((H, N, M), Q.dtype, device)
+    N_k = K.shape[1]
+    S, P = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     block = (T, T)
-    if M > 0:                                                # a grid has at least one block
-        launch(make_scores(T, real), (tiles(M, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
+    if N_k > 0:                                              # a grid has at least one block
+        launch(make_scores(T, real), (tiles(N_k, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
     launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, P, V, O, device=device)
     return O, lse(S, real, device) if return_lse else None

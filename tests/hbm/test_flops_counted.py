@@ -50,16 +50,17 @@ for stage in nf.STAGES:
         other.empty = lambda shape, dtype, device=None: np.full(shape, Number("nan"), object)
         other.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
         other.fitting_blocks = lambda stage, blocks, d, dtype: blocks
-    for N, M, d, blocks in ((5, 7, 3, (4, 4)), (4, 4, 4, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2))):
+    for N, N_k, d, blocks in ((5, 7, 3, (4, 4)), (4, 4, 4, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2))):
         rng = np.random.default_rng(0)
-        Q, K, V = (np.vectorize(Number, otypes=[object])(rng.standard_normal((1, n, d))) for n in (N, M, M)) if M else (
-            np.full((1, N, d), Number(1), object), *np.zeros((2, 1, 0, d), object))
+        numbers = np.vectorize(Number, otypes=[object])
+        Q = numbers(rng.standard_normal((1, N, d)))
+        K, V = (numbers(x) if N_k else x.astype(object) for x in rng.standard_normal((2, 1, N_k, d)))
         for lse in (False, True):
             count = 0
             module.forward(Q, K, V, Number(0.5), blocks=blocks, return_lse=lse)
             sides = None if stage == "naive" else blocks
-            want = nf.flops(stage, n=N, n_k=M, d=d, blocks=sides, return_lse=lse)
-            report[f"{stage} N={N} M={M} d={d} lse={lse}"] = [count, want]
+            want = nf.flops(stage, n=N, n_k=N_k, d=d, blocks=sides, return_lse=lse)
+            report[f"{stage} N={N} N_k={N_k} d={d} lse={lse}"] = [count, want]
 print(json.dumps(report))
 """
 

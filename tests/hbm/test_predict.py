@@ -24,42 +24,42 @@ class Meter:
         self._count(kernel, tensor, stores=1)
 
 
-def run_rows(meter, N, M, return_lse):
+def run_rows(meter, N, N_k, return_lse):
     """The kernels with one thread a row."""
     for _ in range(N):
-        for _ in range(M):
+        for _ in range(N_k):
             meter.load("softmax", "S")
             meter.flops += 1  # max
-        for _ in range(M):
+        for _ in range(N_k):
             meter.load("softmax", "S")
             meter.flops += 3  # subtract, exp, add
-        for _ in range(M):
+        for _ in range(N_k):
             meter.load("softmax", "S")
             meter.flops += 3  # subtract, exp, divide
             meter.store("softmax", "P")
     for _ in range(N if return_lse else 0):
         for operations in (1, 3):  # max; subtract, exp, add
-            for _ in range(M):
+            for _ in range(N_k):
                 meter.load("logsumexp", "S")
                 meter.flops += operations
-        meter.flops += 2 * (M > 0)  # log, add
+        meter.flops += 2 * (N_k > 0)  # log, add
         meter.store("logsumexp", "L")
 
 
-def run_naive(N, M, d, return_lse):
+def run_naive(N, N_k, d, return_lse):
     meter = Meter()
     for _ in range(N):
-        for _ in range(M):
+        for _ in range(N_k):
             for _ in range(d):
                 meter.load("scores", "Q")
                 meter.load("scores", "K")
                 meter.flops += 2  # multiply, add
             meter.flops += 1  # multiply by the scale
             meter.store("scores", "S")
-    run_rows(meter, N, M, return_lse)
+    run_rows(meter, N, N_k, return_lse)
     for _ in range(N):
         for _ in range(d):
-            for _ in range(M):
+            for _ in range(N_k):
                 meter.load("output", "P")
                 meter.load("output", "V")
                 meter.flops += 2
@@ -67,7 +67,7 @@ def run_naive(N, M, d, return_lse):
     return meter
 
 
-def run_tiled(N, M, d, T, return_lse):
+def run_tiled(N, N_k, d, T, return_lse):
     """Every thread of every block: guarded loads into shared tiles, a product over the whole tile, a guarded store."""
     meter = Meter()
 
@@ -78,23 +78,23 @@ def run_tiled(N, M, d, T, return_lse):
                     for tx in range(T):
                         yield by + ty, bx + tx, bx, ty, tx
 
-    for row, column, bx, ty, tx in threads(N, M):
+    for row, column, bx, ty, tx in threads(N, N_k):
         for t0 in range(0, d, T):
             if row < N and t0 + tx < d:
                 meter.load("scores", "Q")
-            if bx + ty < M and t0 + tx < d:
+            if bx + ty < N_k and t0 + tx < d:
                 meter.load("scores", "K")
             for _ in range(T):
                 meter.flops += 2
-        if row < N and column < M:
+        if row < N and column < N_k:
             meter.flops += 1
             meter.store("scores", "S")
-    run_rows(meter, N, M, return_lse)
+    run_rows(meter, N, N_k, return_lse)
     for row, column, _, ty, tx in threads(N, d):
-        for j0 in range(0, M, T):
-            if row < N and j0 + tx < M:
+        for j0 in range(0, N_k, T):
+            if row < N and j0 + tx < N_k:
                 meter.load("output", "P")
-            if j0 + ty < M and column < d:
+            if j0 + ty < N_k and column < d:
                 meter.load("output", "V")
             for _ in range(T):
                 meter.flops += 2
@@ -120,18 +120,18 @@ staged = st.one_of(
 
 @settings(deadline=None)
 @given(lengths, lengths, columns, st.booleans())
-def test_naive_against_a_run_thread_by_thread(N, M, d, return_lse):
-    meter = run_naive(N, M, d, return_lse)
-    assert predict("naive", n=N, n_k=M, d=d, return_lse=return_lse) == Bill(meter.kernels)
-    assert flops("naive", n=N, n_k=M, d=d, return_lse=return_lse) == meter.flops
+def test_naive_against_a_run_thread_by_thread(N, N_k, d, return_lse):
+    meter = run_naive(N, N_k, d, return_lse)
+    assert predict("naive", n=N, n_k=N_k, d=d, return_lse=return_lse) == Bill(meter.kernels)
+    assert flops("naive", n=N, n_k=N_k, d=d, return_lse=return_lse) == meter.flops
 
 
 @settings(deadline=None)
 @given(lengths, lengths, columns, sides, st.booleans())
-def test_tiled_against_a_run_thread_by_thread(N, M, d, T, return_lse):
-    meter = run_tiled(N, M, d, T, return_lse)
-    assert predict("tiled", n=N, n_k=M, d=d, blocks=T, return_lse=return_lse) == Bill(meter.kernels)
-    assert flops("tiled", n=N, n_k=M, d=d, blocks=(T, T), return_lse=return_lse) == meter.flops
+def test_tiled_against_a_run_thread_by_thread(N, N_k, d, T, return_lse):
+    meter = run_tiled(N, N_k, d, T, return_lse)
+    assert predict("tiled", n=N, n_k=N_k, d=d, blocks=T, return_lse=return_lse) == Bill(meter.kernels)
+    assert flops("tiled", n=N, n_k=N_k, d=d, blocks=(T, T), return_lse=return_lse) == meter.flops
 
 
 def test_the_figures_of_lesson_03():
@@ -183,11 +183,11 @@ def test_a_tile_of_one_is_naive(size):
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 300), st.integers(1, 8), st.integers(1, 8))
-def test_algorithm0_is_the_least(N, M, d, heads, batch):
-    bill = algorithm0(n=N, n_k=M, d=d, heads=heads, batch=batch)
-    assert bill.elements == heads * batch * (4 * N * M + 2 * N * d + 2 * M * d)
+def test_algorithm0_is_the_least(N, N_k, d, heads, batch):
+    bill = algorithm0(n=N, n_k=N_k, d=d, heads=heads, batch=batch)
+    assert bill.elements == heads * batch * (4 * N * N_k + 2 * N * d + 2 * N_k * d)
     for stage in ("naive", "tiled"):
-        assert bill.elements <= predict(stage, n=N, n_k=M, d=d, heads=heads, batch=batch).elements
+        assert bill.elements <= predict(stage, n=N, n_k=N_k, d=d, heads=heads, batch=batch).elements
 
 
 @pytest.mark.parametrize("stage", ["naive", "tiled"])

@@ -6,7 +6,7 @@ import pytest
 import numba_flash as nf
 from numba_flash import reference
 
-SIZES = [  # heads, kv_heads, N, M, d
+SIZES = [  # heads, kv_heads, N, N_k, d
     (1, 1, 1, 1, 1), (1, 1, 2, 5, 3), (2, 2, 17, 33, 8), (4, 2, 31, 32, 16), (3, 1, 33, 31, 40), (1, 1, 63, 65, 59),
     (2, 1, 97, 64, 64), (1, 1, 16, 16, 16), (1, 1, 5, 0, 4), (1, 1, 8, 70, 256),
 ]  # fmt: skip
@@ -20,21 +20,21 @@ BLOCKS = {
 CONFIGURATIONS = [(stage, blocks) for stage in nf.STAGES for blocks in BLOCKS[stage]]
 
 
-def inputs(H, G, N, M, d, dtype, seed=0):
+def inputs(H, G, N, N_k, d, dtype, seed=0):
     rng = np.random.default_rng(seed)
-    q, k, v = (rng.standard_normal(shape) for shape in ((H, N, d), (G, M, d), (G, M, d)))
+    q, k, v = (rng.standard_normal(shape) for shape in ((H, N, d), (G, N_k, d), (G, N_k, d)))
     return (2 * q).astype(dtype), (2 * k).astype(dtype), (v + 1).astype(dtype)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("stage, blocks", CONFIGURATIONS)
 def test_bill_equals_the_closed_form(stage, blocks, size):
-    H, G, N, M, d = size
-    q, k, v = inputs(H, G, N, M, d, np.float32)
+    H, G, N, N_k, d = size
+    q, k, v = inputs(H, G, N, N_k, d, np.float32)
     for return_lse in (False, True):
         with nf.ledger() as bill:
             nf.attention(q, k, v, stage=stage, blocks=blocks, return_lse=return_lse)
-        predicted = nf.predict(stage, n=N, n_k=M, d=d, heads=H, kv_heads=G, blocks=blocks, return_lse=return_lse)
+        predicted = nf.predict(stage, n=N, n_k=N_k, d=d, heads=H, kv_heads=G, blocks=blocks, return_lse=return_lse)
         assert predicted.diff(bill) == []
         assert predicted == bill
 
@@ -59,8 +59,8 @@ def test_exact_on_every_case(stage, blocks, dtype):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_naive_within_its_derived_bound(size):
-    H, G, N, M, d = size
-    q, k, v = inputs(H, G, N, M, d, np.float32)
+    H, G, N, N_k, d = size
+    q, k, v = inputs(H, G, N, N_k, d, np.float32)
     out = nf.attention(q, k, v, stage="naive")
     truth, _ = reference.attention(q, k, v)
     assert np.isfinite(out).all()

@@ -15,9 +15,9 @@ few = settings(max_examples=15)
 
 
 def inputs(shape):
-    H, N, M, d, seed = shape
+    H, N, N_k, d, seed = shape
     rng = np.random.default_rng(seed)
-    return rng, *(2 * rng.standard_normal(size) for size in ((H, N, d), (H, M, d), (H, M, d)))
+    return rng, *(2 * rng.standard_normal(size) for size in ((H, N, d), (H, N_k, d), (H, N_k, d)))
 
 
 def close(a, b):
