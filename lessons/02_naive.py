@@ -5,9 +5,10 @@ from numba import float32
 
 import numba_flash as nf
 from numba_flash import lesson, report
+from numba_flash.blocks import tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
-from numba_flash.stages import naive, tiles
+from numba_flash.stages import naive
 
 this = lesson.start("02 · naive", stage="tiled", predict_only=True)
 N, d, H, T = this.n, this.d, this.heads, this.blocks

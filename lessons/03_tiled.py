@@ -8,10 +8,11 @@ from numba import float32
 
 import numba_flash as nf
 from numba_flash import lesson, report
+from numba_flash.blocks import tiles
 from numba_flash.engine.model import STATIC_SHARED, THREADS
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
-from numba_flash.stages import tiled, tiles
+from numba_flash.stages import tiled
 
 this = lesson.start("03 · tiled", stage="tiled", sizes="N = {n}, d = {d}, float32, {heads}, T = {blocks}")
 N, d, H, T = this.n, this.d, this.heads, this.blocks

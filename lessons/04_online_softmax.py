@@ -10,9 +10,10 @@ from numba import float32, float64
 
 import numba_flash as nf
 from numba_flash import lesson, reference, report
+from numba_flash.blocks import tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
-from numba_flash.stages import online_softmax, tiles
+from numba_flash.stages import online_softmax
 
 
 def scores_of_a_row(text):
@@ -22,7 +23,9 @@ def scores_of_a_row(text):
     except ValueError:
         row = ()
     if not 1 <= len(row) <= 16 or not all(abs(s) <= 1e6 for s in row):
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid: give 1 to 16 numbers from -1e6 to 1e6, as in 1,3,2.5")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not valid: give 1 to 16 numbers from -1e6 to 1e6, as in --row=-1,3,2.5"
+        )
     return row
 
 
@@ -183,7 +186,7 @@ part may be empty: then its O is 0 and its L is -∞.
 this.part("Why m, and why it starts at -∞")
 rows = []
 for name, numbers in (
-    ("all -300", [-300] * 4), ("a single 500", [0, 0, 500, 0]), ("all -2·10⁹", [-2e9] * 4)
+    ("-300, -300, -300, -300", [-300] * 4), ("0, 0, 500, 0", [0, 0, 500, 0]), ("all -2·10⁹", [-2e9] * 4)
 ):
     S, V = np.array(numbers, np.float32), np.arange(1, 5, dtype=np.float32)
     with np.errstate(all="ignore"):
@@ -204,15 +207,25 @@ this.text("""
 becomes ∞, and 0/0 and ∞/∞ are nan. A start at 0 or at -10⁹ is a score of a key that is not there: when all true
 scores are far below it, all their exponentials are 0. Below -∞ there is nothing.
 
--∞ has a price: exp(-∞ - (-∞)) is nan again. It happens when every score so far is -∞, the score of a key that a
-mask hides (lesson 08). So `statistics` has a guard. The row -∞, -∞, 1, 2 with it and without:
+-∞ has a price: exp(-∞ - (-∞)) is nan again. It happens when every score so far is -∞, as it is where a product
+overflows, or where a mask hides a key (in a later lesson). So the kernels do not call exp themselves, but a
+function with a guard:
 """)
-hidden = np.array([[[-np.inf, -np.inf, 1, 2]]])
-for name, tried in (("with", statistics), ("without", lesson.without(statistics, "if m_new >"))):
-    m, l = np.empty((1, 1)), np.empty((1, 1))
-    nf.launch(tried, (1, 1), 1, hidden, m, l, device="cpu")
-    this.show(f"     {name:<8} the guard   m = {m[0, 0]:.5g}   l = {l[0, 0]:.5g}")
-this.show("")
+this.source(online_softmax.make_weight(float32), "if s ==", "return math")
+hidden = np.array([-np.inf, -np.inf, 1, 2])
+state = -np.inf, 0., 0.
+with np.errstate(all="ignore"):
+    for j in (0, 2):
+        state = add_tile(*state, hidden[j : j + 2], np.ones(2))
+m, l = nf.empty((1, 1), "float64", where), nf.empty((1, 1), "float64", where)
+nf.launch(statistics, (1, 1), 1, nf.to_device(hidden[None, None], where), m, l, device=where)
+m, l = (nf.to_host(x)[0, 0] for x in (m, l))
+this.text(f"""
+The row -∞, -∞, 1, 2 by `add_tile`, which has no guard, and by `statistics`:
+
+    add_tile     m = {state[0]:.5g}   l = {state[1]:.5g}
+    statistics   m = {m:.5g}   l = {l:.5g}
+""")
 
 # %% The stage.
 this.part("The stage")
@@ -226,7 +239,7 @@ This stage carries m and l along, and not O: it stops halfway, so that the next 
 `output` passes over S a second time. It is the tiled product of lesson 03, except that it reads S and forms a
 tile of P on the way, in shared memory. P never reaches HBM:
 """)
-this.source(online_softmax.make_output(T, float32), "m_i = m[h", "acc += ")
+this.source(online_softmax.make_output(T, float32), "P_ij = cuda", "O[h, row")
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
@@ -281,10 +294,12 @@ this.figures["flops"] = dict(zip(("tiled", "online_softmax"), work))
 here, there = counted.elements, before.elements
 this.text(f"""
 P is gone, and so are two of the three passes of softmax. In their place are m and l, N numbers each. The bill is
-{here / there:.2f} times that of tiled. The result is exact: rescaling adds a rounding or two.
+{here / there:.2f} times that of tiled. The result is exact: rescaling adds a rounding or two where m rises.
 
-The arithmetic is {work[0]:,} FLOPs in tiled and {work[1]:,} here: `statistics` computes two exponentials per score,
-and `output` one more per score and column of tiles of O, of which there {f"are {Td}" if Td > 1 else "is 1"}.
+The arithmetic is {work[0]:,} FLOPs in tiled and {work[1]:,} here. Softmax took 7 per score. `statistics` takes 7 too:
+a maximum, two exponentials with a difference each, a product and a sum (and 2 less per row, where there is nothing to
+rescale yet). `output` takes 3 more, a difference, an exponential and a quotient, per score and column of tiles of O,
+of which there {f"are {Td}" if Td > 1 else "is 1"}.
 
 S stays: each element stored once, loaded {1 + Td} times, {counted['S'].elements / here:.0%} of the bill. But nothing
 has to wait for a whole row any more. In the trace m, l and l·O were all carried along while tiles came. So the three
@@ -307,6 +322,6 @@ this.tries({
 this.text("""
 Check yourself: Algorithm 1 of the paper keeps O and not l·O, and divides at each tile. With which factor must it
 multiply the old O when a tile comes, in terms of `old`, the old l and the new l? Write it down, test it on two
-lines of the trace, and compare with line 12 in lesson 05.
+lines of the trace, and compare with line 12 of the table in lesson 05.
 """)
 this.end()

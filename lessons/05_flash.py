@@ -5,11 +5,11 @@ from numba import float32
 
 import numba_flash as nf
 from numba_flash import lesson, report, testing
-from numba_flash.blocks import check_blocks
+from numba_flash.blocks import check_blocks, tiles
 from numba_flash.engine.model import REGISTERS
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
-from numba_flash.stages import flash, flash2, tiles
+from numba_flash.stages import flash, flash2
 
 this = lesson.start("05 · flash, flash2", stage="flash", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
@@ -23,7 +23,7 @@ this.text("""
 The online softmax (lesson 04) lets m, l and O be carried along while tiles of a row come. So a tile of S can be
 computed, used and forgotten, and all of attention fits into one kernel. S is the last N × N matrix in HBM.
 
-Which tiles does such a kernel visit, in which order, and what does it then read again and again in place of S?
+Which tiles does such a kernel visit, in which order, and what does it then read again and again instead of S?
 """)
 
 # %% Algorithm 1 and its kernel.
@@ -36,7 +36,7 @@ this.show(report.table(["line", "what it says"], [
     ["2", "in HBM: O = 0, l = 0, m = −∞"],
     ["5, 6", "for each tile j of keys: load K_j, V_j"],
     ["7, 8", "for each tile i of queries: load Q_i, O_i, l_i, m_i"],
-    ["9", "S_ij = Q_i K_jᵀ, on chip"],
+    ["9", "S_ij = scale·Q_i K_jᵀ, on chip"],
     ["10", "m_tile = row maximum of S_ij, P_ij = exp(S_ij − m_tile), l_tile = its row sum"],
     ["11", "m_new = max(m_i, m_tile), l_new = exp(m_i − m_new)·l_i + exp(m_tile − m_new)·l_tile"],
     ["12", "store O_i = (l_i·exp(m_i − m_new)·O_i + exp(m_tile − m_new)·P_ij V_j) / l_new"],
@@ -48,9 +48,12 @@ maximum of its own first, and O is divided by l at every tile. The kernel, whose
 """)
 this.source(flash.make_forward(Br, Bc, d, float32), "K_j = cuda", "nobody still reads")
 this.text(f"""
-One block of Br = {plural(Br, "thread")} works on a head. Thread r takes row r of each tile of queries: that is the
-loop over i, in steps of Br. The threads fill K_j and V_j together. `N_k` is the number of keys and `g` the head of
-K and V, here N and h. Line 2 is a small kernel of its own, `initialise`.
+One block of Br = {plural(Br, "thread")} works on a head. In the table i and j number the tiles; in the kernel j is the
+first key of a tile, and i a query: thread r takes row r of each tile of queries, so its i goes in steps of Br. The
+threads fill K_j and V_j together. Of S_ij a thread uses its own column alone, so that no barrier is needed between
+storing it and loading it; neighbouring threads have neighbouring columns, and so neighbouring addresses. `weight` is
+the guarded exp of lesson 04, `N_k` the number of keys and `g` the head of K and V, here N and h. Line 2 is a small
+kernel of its own, `initialise`.
 """)
 
 # %% What lives where.
@@ -60,16 +63,19 @@ paper = check_blocks("flash", "paper", d=d)
 whole = paper.shared_bytes + 2 * paper.Br * d * 4            # with Q_i and O_i in shared memory too
 than = "more" if whole > chosen.sram else "not more"
 this.text("""
-`cuda.shared.array` is shared memory, seen by all threads of the block. `cuda.local.array` belongs to one thread,
-and the compiler keeps it in registers while they last. The shared memory of a block, in bytes:
+`cuda.shared.array` is shared memory, seen by all threads of the block. `cuda.local.array` belongs to one thread.
+Registers have no addresses, so the compiler can keep such an array in them only if every index is a constant once
+it has unrolled the loops, and if there are enough: 255 at most for a thread. Otherwise the array lies in local
+memory, which is in HBM behind the caches. `d` is a constant of the kernel, for this reason too. The shared memory of
+a block, in bytes:
 """)
 this.show(report.bars(sizes | {"free": chosen.sram - sum(sizes.values())}, f"of {chosen.sram:,}"), "")
 this.text(f"""
 {chosen}
 
-A larger Bc means fewer passes over Q and O, so `numba_flash.blocks` takes as many keys as fit. Line 1 of the
-paper sets Bc = ⌈M/4d⌉ and Br = min(Bc, d), with M the elements that fit on chip: four tiles, of K, V, Q and O. Here
-that is Bc = {paper.Bc} and Br = {paper.Br}. Together with S_ij they take {whole:,} bytes, {than} than the
+A larger Bc means fewer passes over Q and O, so `numba_flash.blocks` takes as many keys as fit beside 64 queries.
+Line 1 of the paper sets Bc = ⌈M/4d⌉ and Br = min(Bc, d), with M the elements that fit on chip: four tiles, of K, V,
+Q and O. Here that is Bc = {paper.Bc} and Br = {paper.Br}. Together with S_ij they take {whole:,} bytes, {than} than the
 {chosen.sram:,} there are. With Q_i and O_i in registers shared memory has {paper.shared_bytes:,} bytes to hold.
 """)
 
@@ -112,7 +118,7 @@ this.bill("flash", counted, predicted=predicted, previous=("online_softmax", bil
           algorithm0=ideal, below=errors["flash"])  # fmt: skip
 verdict = "less" if counted.elements < ideal.elements else "not less"
 this.text(f"""
-S is gone. O, l and m are what is read again and again now. The bill is {verdict} than that of Algorithm 0, which
+S is gone. Q, O, l and m are what is read again and again now. The bill is {verdict} than that of Algorithm 0, which
 puts the result of each step into HBM. (Lesson 06 says for which sizes it is less.)
 """)
 
@@ -149,18 +155,19 @@ for stage, strip in strips.items():
                      for tensor in "QKVO"}  # fmt: skip
     rows.append([stage, *moved.values(), sum(moved.values())])
 this.text("""
-Both kernels ran with tiles of 8 × 8 for N = 32. The bills, divided by the size of a tile, say the same as the two
-pictures:
+Both kernels ran with tiles of 8 × 8 for N = 32. The lines of Q, K, V and O in the bills of the kernels `flash` and
+`flash2`, divided by the size of a tile, say the same as the two pictures:
 """)
 this.show(report.table(["tiles moved", "Q", "K", "V", "O", "together"], rows), "")
 
 # %% flash2.
 this.part("FlashAttention-2's kernel")
-this.source(flash2.make_forward(Br2, chosen2.Bc, d, float32), "i = cuda", "L[h, i]")
+this.source(flash2.make_forward(Br2, chosen2.Bc, d, float32), "K_j = cuda", "L[h, i]")
 predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks)
 assert predicted2.elements == H * (2 * N * d + 2 * Tr2 * N * d + N)
 this.text(f"""
-(The lines are those of Algorithm 1 in the FlashAttention-2 paper.) A block of threads has one tile of queries and
+(The lines are those of Algorithm 1 in the FlashAttention-2 paper, whose line 10 prints an inverse that does not belong
+there.) A block of threads has one tile of queries and
 walks through all keys. O_i holds l·O, as in the trace of lesson 04, and is divided once. m and l never leave
 their thread; what leaves is O and L = m + log l, which the backward pass will need (lesson 07).
 
@@ -177,18 +184,27 @@ cost = sum(counted2[tensor].elements - counted[tensor].elements for tensor in "K
 saved = counted.elements + cost - counted2.elements
 grids = [bills[stage].launches[-1].grid for stage in ("flash", "flash2")]
 blocks_of = [x * y * z for x, y, z in grids]
+its_own = "" if this.blocks else f": here {Br} × {Bc} in flash, and {Br2} × {chosen2.Bc} in flash2"
 this.part("What changed, and what it costs")
 this.text(f"""
-The exchange saves {saved:,} elements of Q, O, l and m, and costs {cost:,} of K and V.
+With these tiles the exchange saves {saved:,} elements of Q, O, l and m, and costs {cost:,} of K and V.
 
-It asks for other tiles, too. In flash, more keys in a tile mean fewer passes over Q and O: Bc is as large as fits. In
-flash2, more queries in a tile mean fewer passes over K and V: Br should be large, and Bc does not enter the bill.
-The rows of queries are in registers, and a block has {REGISTERS:,} of those, {4 * REGISTERS:,} bytes.
+It asks for other tiles, too{its_own}.
+In flash, more keys in a tile mean fewer passes over Q and O: Bc is as large as fits. In flash2, more queries in a tile
+mean fewer passes over K and V: Br should be large, and Bc does not enter the bill. The rows of queries are in
+registers, and a block has {REGISTERS:,} of those, {4 * REGISTERS:,} bytes.
 
 And it lets more threads work. In flash the tiles of keys come one after another, since each needs the O of the one
 before: one block per head, {blocks_of[0]:,} here. In flash2 a tile of queries needs nothing of the others, and each
 is a block: {blocks_of[1]:,} here. A block runs on one of the GPU's processors (SMs, streaming multiprocessors), and
 an A100 has 108.
+
+The authors' CUDA package keeps this order, and changes how a tile is computed: matrix units take the products, S stays
+in registers, the rows of a tile are spread over the threads of a warp, and FlashAttention-2 spends fewer operations
+outside of the products. Its paper argues with those and with the number of blocks, more than with HBM: the blocks of
+a head run at about the same time, and what one of them loads of K and V the next often finds in the L2 cache (lesson
+02). A GPU whose registers and shared memory hold several blocks at a time hides the waiting of one behind the work of
+another; one block of flash per SM, as large as fits, cannot do that.
 """)
 
 # %% The ladder.
@@ -213,13 +229,16 @@ this.show(report.table(["stage", "error", "/ naive"], [
 ]), "")
 
 this.part("Your turn")
-half = (Br, Bc // 2 if Bc > 1 else 2)
+half = next(
+    (Br, keys) for keys in (Bc // 2, Bc // 4, 4, 2, 1, 3, 5) if (keys and tiles(N, keys) != Tc) or keys == 5
+)
 then, then2 = (nf.predict(stage, n=N, d=d, heads=H, blocks=half).elements for stage in ("flash", "flash2"))
 other = 2 * d if d == 1 or (d <= 128 and not this.blocks) else d // 2
 there = nf.predict("flash", n=N, d=other, blocks=this.blocks).elements / algorithm0(n=N, d=other).elements
 this.tries({
     f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]} in both stages. flash: {then:,}
-    elements instead of {counted.elements:,}; flash2: {then2:,} instead of {counted2.elements:,}.""",
+    elements instead of {counted.elements:,}; flash2: {then2:,}{"" if then2 == counted2.elements else
+    f" instead of {counted2.elements:,}"}.""",
     f"--d {other}": f"flash moves {there:.3g} times as much as Algorithm 0 then.",
 })
 this.text(f"""

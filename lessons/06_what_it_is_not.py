@@ -7,11 +7,10 @@ import numpy as np
 
 import numba_flash as nf
 from numba_flash import lesson, reference, report, testing
-from numba_flash.blocks import choose_blocks
+from numba_flash.blocks import choose_blocks, tiles
 from numba_flash.engine.model import STATIC_SHARED
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
-from numba_flash.stages import tiles
 
 this = lesson.start("06 · what it is not", stage="flash", blocks=None,
                     extra={"sram": (STATIC_SHARED, lesson.whole_number(4096, 1 << 24), "BYTES",
@@ -45,7 +44,8 @@ many FLOPs, compared with naive? How many bytes per element? How many launches, 
 elements does flash2 move, with Tr tiles of queries (lesson 05)?
 """)
 this.show(report.table(["", "FlashAttention is", "so the test must show"], [
-    ["1", "exact, and aware of HBM", "an error in float64 of at most 10⁻¹², in float32 as in naive; a smaller bill"],
+    ["1", "exact, and aware of HBM",
+     "an error in float64 of at most 10⁻¹² of the largest output, in float32 as in naive; a smaller bill"],
     ["2", "no approximation", "methods that leave something out have an error that float64 does not remove"],
     ["3", "not less work, not less precise", "about as many FLOPs as in naive; every tensor with elements of 4 bytes"],
     ["4", "all on the GPU", "one launch, and no tensor in it but Q, K, V, O and L"],
@@ -110,15 +110,15 @@ this.part("Claim 2: no approximation")
 this.source(windowed)
 this.source(low_rank)
 this.text(f"""
-Two true approximations, in NumPy and float64. In the first a query sees only the keys near it. The second
+Two real approximations, in NumPy and float64, for {f"the first {n} queries and keys" if n < N else
+"all queries and keys"} of head 0: in this part N = {n}. In the first a query sees only the keys near it. The second
 replaces P by a product of N × r and r × N numbers, a matrix of rank r. The singular value decomposition, `svd`,
-gives the one with the least sum of squared errors. It needs P for that; methods that avoid P have to guess the two
-factors, and come less close to P.
+gives the one with the least sum of squared errors. It needs P for that; methods that avoid P choose the two factors
+without it, and come less close to P.
 
 What would they move? A windowed flash2 would load, for each tile of Br = {Br} queries, the K and V in reach. The other
 loads its two factors and V, stores and loads their r × d product, and stores O: 2Nr + 2Nd + 2rd. With r = {equal}
-that is {(2 * n * (equal + d) + 2 * equal * d) / budget:.2f} times the traffic of flash2. For
-{f'the first {n} queries and keys' if n < N else 'all queries and keys'} of head 0, so that N = {n}:
+that is {(2 * n * (equal + d) + 2 * equal * d) / budget:.2f} times the traffic of flash2.
 """)
 this.running("flash2 and the approximations")
 tried = {
@@ -144,18 +144,20 @@ least = min(error for name, error in relative.items() if "flash2" not in name)
 if least > 1e-9:
     this.text(f"""
     An approximation here is off by {least:.0%} of the largest output or more, and it is computed in float64 already:
-    more digits cannot help. On a trained model the keys that matter may be near, and the error smaller, but it stays.
+    more digits cannot help. The input is random, so that near keys matter no more than far ones, and a wider window
+    need not err less. On a trained model the keys that matter may be near, and the error smaller, but it stays.
 
     With the traffic of flash2 a window would reach all keys. To move less, it has to leave some out.
     """)
 else:
-    this.text("With so few keys an approximation may leave out nothing. Run with a larger --n.")
+    this.text("With so few keys an approximation leaves out nothing. Run with a larger --n.")
 
 # %% Claim 3.
 this.part("Claim 3: not less work, not less precise")
 work = {stage: nf.flops(stage, n=N, d=d, heads=H, **settings[stage]) for stage in LADDER}
+training = {stage: nf.flops(stage, n=N, d=d, heads=H, direction="both") for stage in ("naive", "flash")}
 moved = {stage: nf.predict(stage, n=N, d=d, heads=H, **settings[stage]) for stage in LADDER}
-this.figures["flops"] = work
+this.figures["flops"] = work | {f"{stage}, both passes": flops for stage, flops in training.items()}
 tensors = [bill[tensor] for bill in bills.values() for kernel in bill.kernels.values() for tensor in kernel]
 itemsizes = " and ".join(map(str, sorted({count.itemsize for count in tensors})))
 ratios = {stage: work[stage] / work["naive"] for stage in LADDER}
@@ -165,15 +167,19 @@ this.show(report.table(["stage", "FLOPs", "/ naive", "elements moved", "FLOP/byt
     for stage in LADDER
 ]), "")
 this.text(f"""
-flash does {ratios['flash']:.4f} times the work of naive, and flash2 {ratios['flash2']:.4f} times. Both rescale O at
-each tile, and both divide rows of O where naive divides each score. (Square tiles, and those of flash2, are computed
-in full where they hang over the end: that counts at short N.) What falls is the traffic, to {share:.4f} of naive's.
+flash does {ratios['flash']:.4f} times the work of naive, and flash2 {ratios['flash2']:.4f} times. The two products are
+4d per score in each. Beside them naive has 8 per score (scale; a maximum; twice a difference and an exponential; a sum;
+a quotient), flash 6 and flash2 5: they divide rows of O, and not each score. In return they rescale: 2d + 8 per row and
+tile of keys in flash, d + 3 in flash2. (Square tiles, and those of flash2, are computed in full where they hang over
+the end: that counts at short N.) What falls is the traffic, to {share:.4f} of naive's.
 
 With the backward pass FlashAttention does more. Attention has 2 matrix products forward and 4 backward, all of
-the same size. FlashAttention's backward pass computes S again instead of reading it (lesson 07): 7 products in
-place of 6, {7 / 6:.2f} times the work. The paper's Figure 2 has 66.6 and 75.2 GFLOP, {75.2 / 66.6:.2f} times, and
-7.3 ms in place of 41.7. (Only the ratio can be compared: with the 64 × 16 heads, N = 1024 and d = 64 of its
-caption, six products are {6 * 64 * 16 * 2 * 1024**2 * 64 / 1e9:.1f} GFLOP.)
+the same size. FlashAttention's backward pass computes S again instead of reading P (lesson 07): 7 products instead
+of 6, {7 / 6:.2f} times the work. `nf.flops` with direction="both": naive {training['naive']:,}, flash
+{training['flash']:,}, {training['flash'] / training['naive']:.2f} times. The paper's Figure 2 has 66.6 and 75.2 GFLOP,
+{75.2 / 66.6:.2f} times, and 7.3 ms instead of 41.7. (Its GFLOP do not follow from its caption: six products of 64 × 16
+heads with N = 1024 and d = 64 are {6 * 64 * 16 * 2 * 1024**2 * 64 / 1e9:.1f} GFLOP. So only the ratio is of use,
+and it is near ours.)
 
 Precision: every tensor of these bills has elements of {itemsizes} bytes. The kernels compute in the type of their
 input.
@@ -204,7 +210,7 @@ def against_ideal(stage, d, sram):
     return nf.predict(stage, n=N, d=d, sram=sram).elements / algorithm0(n=N, d=d).elements
 
 
-kib = sorted({16, 48, 96, 163, 1024, this.sram / 1024})
+kib = sorted({16, 48, 163, 1024, this.sram / 1024})
 rows, limit = [], 4096
 for width in sorted({16, 32, 64, 96, 128, 256, d}):
     first = next((s for s in range(4, limit + 1) if against_ideal("flash", width, s * 1024) < 1), None)
@@ -214,19 +220,20 @@ for width in sorted({16, 32, 64, 96, 128, 256, d}):
                  f"{against_ideal('flash2', width, this.sram):.2f}"])  # fmt: skip
 this.text(f"""
 flash passes over Q and O once for each tile of keys. With M elements of shared memory a tile has about M/(2d + Br)
-keys, so that it moves about 3N²d(2d + Br)/M elements, against 4N² of Algorithm 0. So M must be large against d².
+keys, so that it moves about 3N²d(2d + Br)/M elements, against 4N² of Algorithm 0. It wins where M is larger than
+¾·d·(2d + Br): with large d, than 1.5 d².
 
 The paper's Theorem 2 gives the growth: accesses in proportion to N²d²/M with FlashAttention, to Nd + N² without, for
 d ≤ M ≤ Nd. By its Proposition 3, no exact algorithm can stay below the order of N²d²/M for all these M.
 
-Elements of flash, predicted, divided by those of Algorithm 0, for N = {N:,} and float32. A star: flash loses.
+Elements of flash, predicted, divided by those of Algorithm 0, for N = {N:,} and float32. A star: flash loses. (48 KiB
+is what a block may have of shared memory by itself, 163 KiB what an A100 has for a block that asks for more.)
 """)
 this.show(report.table(
     ["d", *(f"{s:.4g} KiB" for s in kib), "wins from", "M/d²", "flash2"], rows
 ), "")
 at = {stage: against_ideal(stage, 128, STATIC_SHARED) for stage in ("flash", "flash2")}
 loses = {stage: "it loses" if ratio >= 1 else "it does not lose" for stage, ratio in at.items()}
-spills = next(w for w in (16, 32, 64, 96, 128) if choose_blocks("flash", d=w).registers > 255)
 this.figures["against_algorithm0"] = {row[0]: row[1:] for row in rows}
 this.text(f"""
 "wins from" is the least shared memory with which flash moves less than Algorithm 0, and M/d² the same in elements,
@@ -234,9 +241,10 @@ over d². The last column is flash2, whose bill has no M: it reads K and V once 
 their rows are in registers.
 
 At d = 128 and the 48 KiB of our blocks, flash moves {at['flash']:.2f} times as much as Algorithm 0: {loses['flash']}.
-flash2 moves {at['flash2']:.2f} times as much: {loses['flash2']}. But from d = {spills} on (in this table) a thread
-needs more than the 255 registers it can have. The rest spills: the compiler puts it into local memory, which is in
-HBM, and no bill here counts it.
+flash2 moves {at['flash2']:.2f} times as much: {loses['flash2']}. But there 2d numbers are too many for the 255
+registers of a thread. In our compilations Q_i and O_i are in registers up to d = 96, and at d = 128 in local memory,
+which is in HBM behind the caches; no bill here counts it. So the ratios of both stages for d ≥ 128 are those of a chip
+with more registers.
 
 Algorithm 0 is an ideal: to read each operand of a product once, a kernel would need a whole operand on chip.
 
@@ -249,18 +257,20 @@ for stage in ("flash", "flash2"):
 this.part("Your turn")
 other_sram = 2 * this.sram if this.sram <= 1 << 23 else this.sram // 2
 other_d = 2 * d if d == 1 or (d <= 128 and not this.blocks) else d // 2
-there = nf.predict("flash", n=N, d=other_d, blocks=this.blocks).elements / algorithm0(n=N, d=other_d).elements
+there = against_ideal("flash", other_d, this.sram)
 this.tries({
     f"--sram {other_sram}": f"""flash would move {against_ideal('flash', d, other_sram):.3g} times as much as Algorithm
     0. (The prediction alone: a block of our device has {STATIC_SHARED:,} bytes.)""",
-    f"--d {other_d}": f"flash moves {there:.3g} times as much as Algorithm 0 then, and the approximations err again.",
+    f"--d {other_d}": f"""With {this.sram / 1024:.4g} KiB flash moves {there:.3g} times as much as Algorithm 0 then (the
+    last lines of part 7).""",
 })
+n = max(N, 1024)                                             # with few keys flash never wins
 this.text(f"""
-Check yourself: with elements of 8 bytes, how much shared memory does flash need to win at d = 64? Read it off the
-table above, then ask for the ratio on both sides of your answer, in bytes:
+Check yourself: with elements of 8 bytes, how much shared memory does flash need to win at d = 64? Work it out from
+{"the table above" if n == N else f"the formula, for N = {n}"}, then ask for the ratio on both sides of it, in bytes:
 
     import numba_flash as nf
-    bill = nf.predict("flash", n={N}, d=64, dtype="float64", sram=...)
-    bill.elements / (4 * {N}**2 + 4 * {N} * 64)
+    bill = nf.predict("flash", n={n}, d=64, dtype="float64", sram=...)
+    bill.elements / (4 * {n}**2 + 4 * {n} * 64)
 """)
 this.end()

@@ -1,7 +1,7 @@
 """FlashAttention in plain Numba CUDA kernels: a course in which every claim about memory traffic is counted."""
 
 from . import errors, testing
-from .attention import attention
+from .attention import attention, attention_backward
 from .blocks import choose_blocks
 from .engine.launch import device, empty, launch, to_device, to_host
 from .hbm.ledger import ledger
@@ -12,6 +12,7 @@ from .stages import STAGES
 __all__ = [
     "STAGES",
     "attention",
+    "attention_backward",
     "choose_blocks",
     "device",
     "empty",

@@ -12,15 +12,29 @@ from pathlib import Path
 
 import numpy as np
 
-from . import STAGES, __version__, attention, bench, device, doctor, flops, ledger, lesson, predict, reference, report
+from . import (
+    STAGES,
+    __version__,
+    attention,
+    attention_backward,
+    bench,
+    device,
+    doctor,
+    flops,
+    ledger,
+    lesson,
+    predict,
+    reference,
+    report,
+)
 from . import figures as paper
 from . import testing as exactness
 from .attention import MAX_D
 from .blocks import check_blocks, fitting_blocks
 from .checks import DTYPES
-from .engine.launch import DEVICES
+from .engine.launch import DEVICES, refuse_if_too_large
 from .errors import KernelError
-from .hbm.predict import algorithm0
+from .hbm.predict import DIRECTIONS, algorithm0
 
 PROGRAM = "python -m numba_flash"
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
@@ -78,7 +92,10 @@ def make_parser():
     tiles = "T for square tiles, Br Bc for those of flash and flash2 (default: what fits)"
     sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=tiles)
     sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    sub.add_argument("--return-lse", action="store_true", help="form L, the logarithm of each row's sum, too")
+    what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
+    sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
+    sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")
+    sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
     add_json(sub)
@@ -201,23 +218,35 @@ def bill(flags):
     if flags.blocks:
         flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
-    more = {name: getattr(flags, name) for name in ("kv_heads", "blocks", "return_lse")}
+    more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse")}
+    more["deterministic"] = not flags.atomics
+    sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
     operations = flops(flags.stage, **sizes, **more)
-    ideal = algorithm0(**sizes)
+    ideal = algorithm0(**sizes, direction=flags.direction)
     figures = {"stage": flags.stage, **sizes, **more, "flops": operations, "predicted": json.loads(predicted.to_json())}
     figures |= {"algorithm0": json.loads(ideal.to_json())}
     counted, below, good = None, None, True
     if not flags.predict_only:
-        fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype)
+        part = "forward" if flags.direction == "forward" else "backward"
+        fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
         place = device(flags.device).name
-        counted, out, (q, k, v, scale) = count(flags, place)
-        error, naive, limit = errors(flags.stage, out, q, k, v, scale, place)
-        below = report.error_line(error, naive=naive, bound=limit)
-        good = counted == predicted and error <= limit
+        refuse_scores(flags, place)
+        counted, results, inputs = count(flags, place)
+        if part == "forward":
+            error, naive, limit = errors(flags.stage, results, *inputs, place)
+            below, right = report.error_line(error, naive=naive, bound=limit), error <= limit
+            figures |= {"error": error, "naive_error": naive, "bound": limit}
+        else:
+            found = gradient_errors(flags.stage, results, *inputs, place)
+            below, right = report.gradient_error_lines(found), all(error <= limit for error, _, limit in found.values())
+            figures["errors"] = {
+                name: dict(zip(("error", "naive_error", "bound"), figures, strict=True))
+                for name, figures in found.items()
+            }
+        good = counted == predicted and right
         figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
         figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}
-        figures |= {"error": error, "naive_error": naive, "bound": limit}
     page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
     page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, below=below), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
@@ -231,21 +260,67 @@ def facts(flags):
     batch = f"batch {flags.batch}, " if flags.batch > 1 else ""
     heads = f"{flags.heads} head" + "s" * (flags.heads > 1)
     shared = f" on {flags.kv_heads}" if flags.kv_heads not in (None, flags.heads) else ""
-    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype)
+    part = "forward" if flags.direction == "forward" else "backward"
+    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
     tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
-    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}"
+    passes = {"forward": "", "backward": ", backward", "both": ", both passes"}[flags.direction]
+    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{passes}"
+
+
+def refuse_scores(flags, place):
+    """OutOfMemory where the matrices of a stage that stores them cannot be held, before the input is made."""
+    keys = flags.n if flags.n_k is None else flags.n_k
+    if not flags.stage.startswith("flash"):
+        size = flags.batch * flags.heads * flags.n * keys * np.dtype(flags.dtype).itemsize
+        refuse_if_too_large(size, f"S of {flags.n:,} × {keys:,}", place)
 
 
 def count(flags, place):
-    """Run the stage in a ledger on random input -> (Bill, out, (q, k, v, scale))."""
+    """Run the stage in a ledger on random input -> (Bill, out or gradients, what it was given)."""
     keys = flags.n if flags.n_k is None else flags.n_k
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
-    how = {"scale": scale, "blocks": flags.blocks, "return_lse": flags.return_lse, "device": place}
+    how = {"stage": flags.stage, "scale": scale, "device": place}
+    if flags.direction == "forward":
+        with ledger() as counted:
+            out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, **how)
+        return counted, out[0] if flags.return_lse else out, (q, k, v, scale)
+    dout = np.random.default_rng(flags.seed + 1).standard_normal(q.shape, q.dtype)
+    out, lse = attention(q, k, v, return_lse=True, **how) if flags.direction == "backward" else (None, None)
     with ledger() as counted:
-        out = attention(q, k, v, stage=flags.stage, **how)
-    return counted, out[0] if flags.return_lse else out, (q, k, v, scale)
+        gradients = attention_backward(
+            q, k, v, dout, out=out, lse=lse, blocks=flags.blocks, deterministic=not flags.atomics, **how
+        )
+    return counted, gradients, (q, k, v, dout, scale)
+
+
+def gradient_errors(stage, gradients, q, k, v, dout, scale, place):
+    """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
+    single = q.dtype == np.float32
+    ours = gradients
+    if single and stage != "naive":
+        naive = attention_backward(q, k, v, dout, stage="naive", scale=scale, device=place)
+    else:
+        naive = ours if single else None
+    group = q.shape[1] // k.shape[1]
+    worst = {name: np.zeros(3) for name in ("dq", "dk", "dv")}
+    for b, g in np.ndindex(k.shape[:2]):
+        heads, of = np.s_[b, g * group : (g + 1) * group], np.s_[b, g : g + 1]
+        part = q[heads], k[of], v[of], dout[heads]
+        truth = reference.attention_backward(*part, scale)
+        places = heads, of, of
+        error, own = (
+            [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
+            for results in (ours, naive or ours)
+        )
+        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype).values()
+        for name, *found in zip(worst, error, own, limits, strict=True):
+            worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
+    return {
+        name: (float(error), float(own) if single else None, float(limit + (2 * own if single else 0)))
+        for name, (error, own, limit) in worst.items()
+    }
 
 
 def errors(stage, out, q, k, v, scale, place):
@@ -264,7 +339,7 @@ def errors(stage, out, q, k, v, scale, place):
     error, own, largest, max_score, derived = map(float, worst)
     if single and naive is None:
         return error, None, derived
-    limit = exactness.bound(largest, own, q.dtype, max_score=max_score)
+    limit = exactness.bound(largest, own, q.dtype, max_score=max_score, n_k=k.shape[2])
     return error, own if single else None, limit
 
 
@@ -273,6 +348,9 @@ def errors(stage, out, q, k, v, scale, place):
 
 def draw(flags):
     if not flags.figure:
+        given = [name for name, default in paper.GPT2_MEDIUM.items() if getattr(flags, name) != default]
+        if given:
+            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {next(iter(paper.FIGURES))}")
         how = f"Print one by its name:\n   {PROGRAM} figures {next(iter(paper.FIGURES))}"
         page = [report.table(["name", "figure"], list(paper.FIGURES.items())), "", report.prose(how)]
         show(page, paper.FIGURES, flags.json)

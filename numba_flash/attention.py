@@ -1,4 +1,4 @@
-"""`attention`: check the arguments, pick the stage, launch, hand the result back."""
+"""`attention` and `attention_backward`: check the arguments, pick the stage, launch, hand the result back."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .blocks import fitting_blocks
-from .checks import check_stage
+from .checks import check_deterministic, check_stage, truth
 from .engine import launch as engine
 from .engine import model
 from .stages import STAGES
@@ -42,14 +42,13 @@ def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=Fa
     each stage names its own.
     """
     check_stage(stage, STAGES)
-    operands = _operands(q, k, v)
+    operands = _operands({"q": q, "k": k, "v": v})
     dtype = operands[0].dtype
     H, N, N_k, d = _sizes(*operands)
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
     fitting_blocks(stage, blocks, d=d, dtype=dtype)
-    if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"return_lse={return_lse!r} must be True or False")
+    truth("return_lse", return_lse)
     place = engine.device(device).name
     operands = _at(place, operands)
 
@@ -63,8 +62,70 @@ def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=Fa
     return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
 
 
+def attention_backward(
+    q,
+    k,
+    v,
+    dout,
+    *,
+    out=None,
+    lse=None,
+    stage="flash2",
+    scale=None,
+    blocks=None,
+    deterministic=True,
+    device=None,
+):
+    """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the backward pass of one stage -> (dq, dk, dv).
+
+    q, k, v, scale and device: as for `attention`. dout: the gradient of out, shaped like q and in its dtype. out and
+    lse: what `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P in HBM compute
+    from them, the others form S and P again. Without out and lse the stage's forward pass runs first, and keeps what
+    its backward pass wants: the bill shows its kernels on lines of their own. blocks: the tile sizes of the backward
+    pass, as its stage explains them. deterministic=False: blocks add to dq by atomics, in the order in which they
+    happen to run (flash2 alone); otherwise every run gives the same bits.
+
+    Returns dq, dk and dv, shaped like q, k and v and in their dtype; new memory, NumPy arrays or device arrays as the
+    input is. Where several heads of q share one of k and v, dk and dv are sums over them. With no queries dk and dv are
+    0, with no keys dq is 0.
+
+    Raises what `attention` raises, and TypeError or ValueError for dout, out or lse of the wrong kind, shape or dtype,
+    for one of out and lse without the other, and for an lse that is not finite. Source: Dao et al. 2022,
+    arXiv:2205.14135, Algorithms 3 and 4; Dao 2023, arXiv:2307.08691, Algorithm 2; each stage names its own.
+    """
+    check_stage(stage, STAGES)
+    given = {"q": q, "k": k, "v": v, "dout": dout}
+    if (out is None) != (lse is None):
+        there, missing = ("out", "lse") if lse is None else ("lse", "out")
+        raise ValueError(f"{there} is given without {missing}: pass both, or none to run the forward pass first")
+    operands = _operands(given if out is None else {**given, "out": out, "lse": lse})
+    dtype = operands[0].dtype
+    H, N, N_k, d = _sizes(*operands[:3])
+    _check_64_bit(H, N, N_k, d, dtype)
+    _check_results(operands[0], operands[3:])
+    scale = _scale(scale, d, dtype)
+    fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward")
+    check_deterministic(stage, truth("deterministic", deterministic))
+    place = engine.device(device).name
+    operands = _at(place, operands)
+    if out is not None and N_k > 0:
+        _check_lse(operands[-1])
+
+    q, k = operands[:2]
+    if N == 0:  # nothing to launch, and nothing that any key had an influence on
+        dQ = engine.empty(q.shape, dtype, place)
+        dK, dV = (engine.to_device(np.zeros(k.shape, dtype), place) for _ in range(2))
+    else:
+        Q, K, V, dO = (_as_heads(operand, place) for operand in operands[:4])
+        O = _as_heads(operands[4], place) if out is not None else None
+        L = _as_heads(operands[5], place, columns=0) if out is not None else None
+        backward = STAGES[stage].backward if deterministic else STAGES[stage].backward_atomic
+        dQ, dK, dV = backward(Q, K, V, dO, scale, O=O, L=L, blocks=blocks, device=place)
+    return tuple(_result(dX, x.shape, q.on_device) for dX, x in ((dQ, q), (dK, k), (dV, k)))
+
+
 class _Operand(NamedTuple):
-    """q, k or v, and what the checks need to know of it, wherever its memory is."""
+    """An array that a caller gave, and what the checks need to know of it, wherever its memory is."""
 
     name: str
     array: Any
@@ -76,9 +137,9 @@ class _Operand(NamedTuple):
 # ----------------------------------------------------------------------------------------------- what the arguments are
 
 
-def _operands(q, k, v):
-    """q, k and v as operands: arrays of one floating dtype that a kernel can read."""
-    operands = [_operand(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+def _operands(arrays):
+    """The named arrays as operands: of one floating dtype that a kernel can read."""
+    operands = [_operand(name, x) for name, x in arrays.items()]
     for operand in operands:
         _check_dtype(operand, operands[0])
     return operands
@@ -112,7 +173,7 @@ def _check_dtype(operand, q):
         )
     if dtype != q.dtype:
         raise TypeError(
-            f"{name} has dtype {dtype}, but q has {q.dtype}: give all three the same, for example "
+            f"{name} has dtype {dtype}, but q has {q.dtype}: give all one dtype, for example "
             f"{name}.astype(np.{q.dtype})"
         )
 
@@ -126,7 +187,7 @@ def _sizes(q, k, v):
             )
         if len(operand.shape) != len(q.shape):
             raise ValueError(
-                f"{operand.name} has shape {operand.shape}, but q has {q.shape}: give all three the same number of axes"
+                f"{operand.name} has shape {operand.shape}, but q has {q.shape}: give all one number of axes"
             )
     N, d = q.shape[-2:]
     if not 1 <= d <= MAX_D:
@@ -143,6 +204,25 @@ def _sizes(q, k, v):
         )
     _check_heads(q, k)
     return math.prod(q.shape[:-2]), N, k.shape[-2], d
+
+
+def _check_results(q, results):
+    """dout and out are shaped like q, lse like q without its last axis."""
+    for result in results:
+        shape = q.shape[:-1] if result.name == "lse" else q.shape
+        if result.shape != shape:
+            raise ValueError(f"{result.name} has shape {result.shape}: with q {q.shape} it must be {shape}")
+
+
+def _check_lse(lse):
+    """ValueError where lse is not finite: each row here has keys, so that a sum of exponentials is neither 0 nor ∞."""
+    values = engine.to_host(lse.array)
+    if not np.isfinite(values).all():
+        at = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
+        raise ValueError(
+            f"lse{list(at)} is {values[at]}, and a row with keys has a finite lse: pass what attention(..., "
+            "return_lse=True) gave for this q, k, v and scale, and look for NaN or infinities in them"
+        )
 
 
 def _check_heads(q, k):
@@ -203,7 +283,7 @@ def _at(place, operands):
         if operand.on_device != q.on_device:
             where = {True: "in GPU memory", False: "a NumPy array"}
             raise TypeError(
-                f"{operand.name} is {where[operand.on_device]}, but q is {where[q.on_device]}: bring all three to one "
+                f"{operand.name} is {where[operand.on_device]}, but q is {where[q.on_device]}: bring all to one "
                 "side with numba_flash.to_device or numba_flash.to_host"
             )
     if q.on_device:
@@ -219,14 +299,19 @@ def _numba_array(x):
 
 
 def _check_memory(place, operands):
-    """OutOfMemory, before anything is allocated, where the copies of q, k and v that must be made do not fit."""
+    """OutOfMemory, before anything is allocated, where the copies that must be made do not fit."""
     strided = [operand for operand in operands if not _is_contiguous(operand)]
     on_device = operands[0].on_device
     if not on_device:
-        engine.refuse_if_too_large(_total(strided), "a contiguous copy of q, k and v", "cpu")
+        engine.refuse_if_too_large(_total(strided), f"a contiguous copy of {_names(strided)}", "cpu")
     if place != "cpu":
         copied = strided if on_device else operands
-        engine.refuse_if_too_large(_total(copied), "a copy of q, k and v on the device", place)
+        engine.refuse_if_too_large(_total(copied), f"a copy of {_names(copied)} on the device", place)
+
+
+def _names(operands):
+    *most, last = [operand.name for operand in operands] or ["q"]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _total(operands):
@@ -239,9 +324,13 @@ def _is_contiguous(operand):
     return operand.array.flags.c_contiguous and operand.array.flags.aligned
 
 
-def _as_heads(operand, place):
-    """The array as kernels see it, (heads, length, d), contiguous and where they run; copied only where it must be."""
-    shape = (math.prod(operand.shape[:-2]), *operand.shape[-2:])
+def _as_heads(operand, place, columns=1):
+    """The array as kernels see it, (heads, length, d), contiguous and where they run; copied only where it must be.
+
+    columns=0: it has no axis of columns, and becomes (heads, length).
+    """
+    inner = operand.shape[-1 - columns :]
+    shape = (math.prod(operand.shape[: -len(inner)]), *inner)
     if not operand.on_device:
         array = np.require(operand.array, requirements=("C", "A")).reshape(shape)
         return array if place == "cpu" else engine.to_device(array, place)

@@ -1,7 +1,7 @@
 """How large the tiles of a stage may be: what they take of shared memory, registers and threads, and which are chosen.
 
-Everything on chip is counted: K_j, V_j and S_ij in shared memory, a row of Q_i and of O_i in the registers of each
-thread. The device is the one that `engine.model` describes.
+Everything on chip is counted: tiles in shared memory, and the rows that a thread keeps for itself in registers. The
+device is the one that `engine.model` describes.
 """
 
 import math
@@ -11,42 +11,113 @@ from dataclasses import dataclass
 import numpy as np
 
 from .checks import check_stage, integer, itemsize
-from .engine.model import REGISTERS, STATIC_SHARED, THREADS
+from .engine.model import REGISTERS, STATIC_SHARED, THREADS, WARP
 from .errors import SharedMemoryError
 
-REGISTERS_A_THREAD = 255  # the most that CUDA gives one thread; what is beyond spills to local memory
-OTHER_REGISTERS = 96  # beside arrays in registers: addresses and values in flight (the compiler takes 72 at d = 64)
+REGISTERS_A_THREAD = 255  # the most that CUDA gives one thread
+ROW_REGISTERS = 192  # with more, the compiler puts a thread's rows into local memory (ptxas 13.0, sm_80 and sm_90)
+OTHER_REGISTERS = 100  # beside them: addresses and values in flight, at most
+STREAM = 8  # rows of the tiles that pass by while a block keeps its own
+
+
+def tiles(size, T):
+    """⌈size / T⌉: how many tiles of T cover `size`."""
+    return -(-size // T)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What tiles of (Br, Bc) take in one stage. `default` chooses them for d columns and a number of elements."""
+    """What tiles of (Br, Bc) take in one pass of one stage, and which are chosen by default."""
 
     square: bool
     threads: Callable  # (Br, Bc) -> threads of a block
-    shared: Callable  # (Br, Bc, d) -> elements in shared memory
-    local: Callable  # d -> elements that a thread keeps in registers
+    shared: Callable  # (Br, Bc, d) -> {array in shared memory: (rows, columns)}
+    rows: int  # rows of d elements that a thread keeps for itself
     default: Callable  # (d, elements of shared memory) -> (Br, Bc)
 
 
-def _thread_a_row(Br, most):
-    """A thread for each of Br queries; K_j, V_j and S_ij of as many keys as fit, up to `most`."""
+def _query_a_thread(Br, most):
+    """A thread for each of Br queries, with its rows of Q_i and O_i; as many keys as fit, up to `most`."""
+
+    def shared(Br, Bc, d):
+        return {"K_j": (Bc, d), "V_j": (Bc, d), "S_ij": (Bc, Br)}
 
     def default(d, elements):
-        fits = min(elements // (2 * d + Br), most)
-        return Br, max(1, fits - fits % 8 if fits > 8 else fits)
+        rows = max(1, min(Br, elements - 2 * d))  # fewer where not even one key would fit
+        return rows, min(elements // (2 * d + rows), most)
 
-    return Tiling(False, lambda Br, Bc: Br, lambda Br, Bc, d: 2 * Bc * d + Bc * Br, lambda d: 2 * d, default)
+    return Tiling(False, lambda Br, Bc: Br, shared, 2, default)
 
 
-_SQUARE = Tiling(True, lambda Br, Bc: Br * Bc, lambda Br, Bc, d: 2 * Br * Bc, lambda d: 0, lambda d, elements: (16, 16))
+def _whole_warps(threads):
+    """`threads`, up to 128, without the rest beyond whole warps, where there is a whole one."""
+    threads = min(threads, 128)
+    return threads - threads % WARP if threads > WARP else threads
+
+
+def _key_tiles(rows, Bc, d):
+    own = {"K_j": (Bc, d + 1), "V_j": (Bc, d + 1)}
+    return own | {"Q_i": (rows, d), "dO_i": (rows, d), "dS_ij": (rows, Bc), "l_i, m_i, D_i": (3, rows)}
+
+
+def _keys(d, elements, rows=STREAM):
+    """As many keys as fit, beside tiles of so many queries."""
+    return _whole_warps((elements - rows * (2 * d + 3)) // (2 * (d + 1) + rows))
+
+
+def _queries_and_keys(d, elements):
+    rows = max(1, min(STREAM, (elements - 2 * (d + 1)) // (2 * d + 4)))  # fewer where not even one key would fit
+    return rows, _keys(d, elements, rows)
+
+
+def _owner_tiles(Br, Bc, d):
+    """Of the two kernels, the one that takes more."""
+    own_queries = {"dO_i": (Br, d + 1), "K_j": (STREAM, d), "V_j": (STREAM, d)}
+    return max(_key_tiles(STREAM, Bc, d), own_queries, key=_elements)
+
+
+def _elements(arrays):
+    return sum(rows * columns for rows, columns in arrays.values())
+
+
+def _side(elements):
+    return min(16, math.isqrt(elements // 2))
+
+
+_SQUARE = Tiling(
+    True,
+    lambda Br, Bc: Br * Bc,
+    lambda Br, Bc, d: {"two tiles": (2 * Br, Bc)},
+    0,
+    lambda d, elements: (_side(elements),) * 2,
+)
+_KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, 2, _queries_and_keys)  # its rows of dK_j and dV_j
+_OWNERS = Tiling(  # one kernel with a thread for each of Bc keys, another for each of Br queries: its rows of Q_i, dQ_i
+    False,
+    lambda Br, Bc: max(Br, Bc),
+    _owner_tiles,
+    2,
+    lambda d, elements: (
+        _whole_warps((elements - 2 * STREAM * d) // (d + 1)),
+        _keys(d, elements),
+    ),
+)
 
 TILINGS = {
-    "naive": None,
-    "tiled": _SQUARE,
-    "online_softmax": _SQUARE,
-    "flash": _thread_a_row(64, most=1024),  # O is read again for each tile of keys: as many keys a tile as fit
-    "flash2": _thread_a_row(128, most=32),  # K and V are read again for each tile of queries: many queries a tile
+    "forward": {
+        "naive": None,
+        "tiled": _SQUARE,
+        "online_softmax": _SQUARE,
+        "flash": _query_a_thread(64, most=1024),  # Q and O are read again for each tile of keys: as many as fit
+        "flash2": _query_a_thread(128, most=32),  # K and V are read again for each tile of queries: many queries
+    },
+    "backward": {
+        "naive": None,
+        "tiled": _SQUARE,
+        "online_softmax": _SQUARE,
+        "flash": _KEY_A_THREAD,
+        "flash2": _OWNERS,
+    },
 }
 
 
@@ -60,109 +131,151 @@ class Blocks:
     d: int
     itemsize: int
     sram: int
+    direction: str = "forward"
+
+    @property
+    def tiling(self):
+        return TILINGS[self.direction][self.stage]
 
     @property
     def square(self):
-        return TILINGS[self.stage].square
+        return self.tiling.square
 
     @property
     def threads(self):
-        return TILINGS[self.stage].threads(self.Br, self.Bc)
+        return self.tiling.threads(self.Br, self.Bc)
 
     @property
     def shared_bytes(self):
-        return TILINGS[self.stage].shared(self.Br, self.Bc, self.d) * self.itemsize
+        return _elements(self.tiling.shared(self.Br, self.Bc, self.d)) * self.itemsize
+
+    @property
+    def row_registers(self):
+        """Registers of 32 bits that the rows of one thread would fill."""
+        return self.tiling.rows * self.d * self.itemsize // 4
+
+    @property
+    def rows_in_registers(self):
+        """Whether a thread's rows are expected in registers; else the compiler puts them into local memory."""
+        return self.row_registers <= ROW_REGISTERS
 
     @property
     def registers(self):
-        """Registers of 32 bits that a thread asks for, estimated; more than 255 spill."""
-        local = TILINGS[self.stage].local(self.d) * self.itemsize // 4
-        return local + OTHER_REGISTERS if local else REGISTERS // THREADS  # a kernel without such arrays takes 28
+        """Registers of 32 bits that a thread takes, estimated from above."""
+        own = self.row_registers if self.rows_in_registers else REGISTERS_A_THREAD
+        return min(own + OTHER_REGISTERS, REGISTERS_A_THREAD) if own else REGISTERS // THREADS
+
+    @property
+    def block_registers(self):
+        """Registers that a block takes: CUDA gives them to whole warps, in units of 8 a thread."""
+        return math.ceil(self.threads / WARP) * WARP * math.ceil(self.registers / 8) * 8
+
+    @property
+    def fits(self):
+        """Whether a block of the device holds such tiles in static shared memory."""
+        few = self.threads <= THREADS and self.block_registers <= REGISTERS
+        return few and self.shared_bytes <= STATIC_SHARED
 
     def __iter__(self):
         return iter((self.Br, self.Bc))
 
     def __str__(self):
-        if TILINGS[self.stage].square:
+        arrays = self.tiling.shared(self.Br, self.Bc, self.d)
+        parts = ", ".join(f"{name} {rows} × {columns}" for name, (rows, columns) in arrays.items())
+        if self.square:
             parts = f"two tiles of {self.Br} × {self.Bc}"
-        else:
-            parts = f"K_j and V_j {self.Bc} × {self.d} each, S_ij {self.Bc} × {self.Br}"
-        spill = ""
-        if self.registers > REGISTERS_A_THREAD:
-            spill = f" ({REGISTERS_A_THREAD} at most: the compiler spills the rest to local memory, which is in HBM)"
         queries = "1 query" if self.Br == 1 else f"{self.Br} queries"
         keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
-        threads = "its 1 thread" if self.threads == 1 else f"each of {self.threads} threads"
+        text = f"{self.stage}{', backward' * (self.direction == 'backward')}: Br = {queries} and Bc = {keys} per tile. "
+        text += f"Shared memory: {parts}, {self.shared_bytes:,} of {self.sram:,} B."
+        if not self.tiling.rows:
+            return text
+        threads = "1 thread" if self.threads == 1 else f"each of {self.threads} threads"
+        text += f" Rows of its own: {self.tiling.rows} × {self.d} for {threads}, {self.row_registers} registers"
+        if self.rows_in_registers:
+            return f"{text}, and up to {self.registers} with all else."
         return (
-            f"{self.stage}: Br = {queries} and Bc = {keys} per tile. Shared memory: {parts}, {self.shared_bytes:,} of "
-            f"{self.sram:,} B. Registers: about {self.registers} for {threads}{spill}."
+            f"{text}. That is too much for the {REGISTERS_A_THREAD} a thread can have: the compiler puts such rows "
+            "into local memory, which is in HBM behind the caches."
         )
 
 
-def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit"):
+def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", direction="forward"):
     """The tiles that `blocks=None` stands for -> Blocks, or None for a stage without tiles.
 
-    d columns a head; `sram` bytes of shared memory for a block of threads. rule: "fit" counts all that a stage keeps
-    on chip; "paper" is line 1 of Algorithm 1, Bc = ⌈M/4d⌉ and Br = min(Bc, d) with M the elements that fit `sram`,
-    which leaves S_ij out and so may not fit. TypeError or ValueError for an argument without a meaning.
+    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward" or "backward". rule:
+    "fit" counts all that a stage keeps on chip; "paper" is line 1 of Algorithm 1 (line 2 of Algorithm 4),
+    Bc = ⌈M/4d⌉ and Br = min(Bc, d) with M the elements that fit `sram`, which leaves S_ij out and so may not fit.
+    TypeError or ValueError for an argument without a meaning.
     """
-    check_stage(stage, TILINGS)
+    tiling = _tiling(stage, direction)
     d, sram, size = integer("d", d, 1), integer("sram", sram, 1), itemsize(dtype)
     if rule not in ("fit", "paper"):
         raise ValueError(f"rule={rule!r} is unknown: pass 'fit' or 'paper'")
-    tiling = TILINGS[stage]
     if tiling is None:
         return None
     if rule == "fit":
         Br, Bc = tiling.default(d, sram // size)
+        if _elements(tiling.shared(Br, Bc, d)) * size > sram or min(Br, Bc) < 1:
+            least = _elements(tiling.shared(1, 1, d)) * size
+            raise ValueError(
+                f"sram={sram} holds no tiles of {stage!r} with d = {d}: the smallest take {least:,} bytes; pass more, "
+                f"or blocks={_form(stage, tiling)} for a prediction"
+            )
     elif tiling.square:
-        raise ValueError(f"rule='paper' is the rule of flash and flash2; stage {stage!r} has square tiles")
+        raise ValueError(f"'paper' is the rule of flash and flash2; stage {stage!r} has square tiles: pass a side T")
     else:
-        Bc = -(-(sram // size) // (4 * d))
+        Bc = tiles(sram // size, 4 * d)
         Br = min(Bc, d)
-    return Blocks(stage, max(Br, 1), max(Bc, 1), d, size, sram)
+    return Blocks(stage, max(Br, 1), max(Bc, 1), d, size, sram, direction)
 
 
-def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED):
+def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direction="forward"):
     """`blocks` as a user gives them -> Blocks, or None for a stage without tiles. Whether they fit is not asked.
 
     blocks: None (what fits, see `choose_blocks`), "paper", one side T for square tiles, or (Br, Bc).
     """
-    check_stage(stage, TILINGS)
+    tiling = _tiling(stage, direction)
+    if blocks is not None and tiling is None:
+        raise ValueError(f"blocks={blocks!r}: stage {stage!r} has no tiles; leave blocks out")
     if blocks is None or isinstance(blocks, str):
         if blocks not in (None, "paper"):
-            raise ValueError(f"blocks={blocks!r} is unknown: pass None, 'paper' or {_form(stage)}")
-        return choose_blocks(stage, d=d, dtype=dtype, sram=sram, rule="paper" if blocks else "fit")
-    tiling = TILINGS[stage]
-    if tiling is None:
-        raise ValueError(f"blocks={blocks!r}: stage {stage!r} has no tiles; leave blocks out")
+            raise ValueError(f"blocks={blocks!r} is unknown: pass None or {_form(stage, tiling)}")
+        rule = "paper" if blocks else "fit"
+        return choose_blocks(stage, d=d, dtype=dtype, sram=sram, rule=rule, direction=direction)
     if isinstance(blocks, Blocks):
         blocks = tuple(blocks)
     if isinstance(blocks, tuple | list):
         sides = tuple(integer(f"blocks={blocks!r}: side", side, 1) for side in blocks)
+    elif tiling.square:
+        sides = (integer("blocks", blocks, 1),) * 2
     else:
-        sides = (integer("blocks", blocks, 1),) * (2 if tiling.square else 1)
+        sides = ()
     if len(sides) != 2 or (tiling.square and sides[0] != sides[1]):
-        raise ValueError(f"blocks={blocks!r}: pass {_form(stage)}")
-    return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1))
+        raise ValueError(f"blocks={blocks!r}: pass {_form(stage, tiling)}")
+    return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1), direction)
 
 
-def _form(stage):
-    tiling = TILINGS[stage]
-    if tiling is None:
-        return f"None, since stage {stage!r} has no tiles"
+def _tiling(stage, direction):
+    if not isinstance(direction, str) or direction not in TILINGS:
+        raise ValueError(f"direction={direction!r} has no tiles: pass {' or '.join(map(repr, TILINGS))}")
+    check_stage(stage, TILINGS[direction])
+    return TILINGS[direction][stage]
+
+
+def _form(stage, tiling):
     return f"one side T or (T, T) for the square tiles of stage {stage!r}" if tiling.square else "(Br, Bc)"
 
 
-def fitting_blocks(stage, blocks, *, d, dtype):
+def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     """`check_blocks`, and whether a block of threads of the device holds such tiles.
 
     SharedMemoryError (a ValueError) where the tiles overflow static shared memory, ValueError for too many threads or
     registers; each says what is needed, what is there, and tiles that fit.
     """
-    chosen = check_blocks(stage, blocks, d=d, dtype=dtype)
-    if chosen is None:
-        return None
+    chosen = check_blocks(stage, blocks, d=d, dtype=dtype, direction=direction)
+    if chosen is None or chosen.fits:
+        return chosen
     given = blocks if blocks is not None else tuple(chosen)
     given = tuple(given) if isinstance(given, Blocks) else given
     way_out = f"blocks={_largest(chosen)} fits"
@@ -170,23 +283,26 @@ def fitting_blocks(stage, blocks, *, d, dtype):
     if chosen.shared_bytes > STATIC_SHARED:
         also = f"; they are also {too_many}" if chosen.threads > THREADS else ""
         raise SharedMemoryError(
-            f"blocks={given}: the tiles of {stage!r} in {np.dtype(dtype).name} with d = {d} need "
-            f"{chosen.shared_bytes:,} bytes of shared memory, and a block has {STATIC_SHARED:,}{also}; {way_out}"
+            f"blocks={given}: the tiles of {stage!r}{', backward,' * (direction == 'backward')} in "
+            f"{np.dtype(dtype).name} with d = {d} need {chosen.shared_bytes:,} bytes of shared memory, and a block has "
+            f"{STATIC_SHARED:,}{also}; {way_out}"
         )
     if chosen.threads > THREADS:
         raise ValueError(f"blocks={given}: {too_many}; {way_out}")
-    if min(chosen.registers, REGISTERS_A_THREAD) * chosen.threads > REGISTERS:
-        raise ValueError(
-            f"blocks={given}: {chosen.threads} threads of about {min(chosen.registers, REGISTERS_A_THREAD)} registers, "
-            f"and a block has {REGISTERS:,}; {way_out}"
-        )
-    return chosen
+    raise ValueError(
+        f"blocks={given}: {chosen.threads} threads of up to {chosen.registers} registers take, in whole warps, "
+        f"{chosen.block_registers:,}, and a block has {REGISTERS:,}; {way_out}"
+    )
 
 
 def _largest(blocks):
-    """Tiles that fit, as near as they can be to those asked for."""
-    if TILINGS[blocks.stage].square:
-        T = min(math.isqrt(THREADS), math.isqrt(STATIC_SHARED // (2 * blocks.itemsize)))
-        return T, T
-    Br = min(blocks.Br, THREADS, REGISTERS // min(blocks.registers, REGISTERS_A_THREAD))
-    return Br, min(blocks.Bc, STATIC_SHARED // blocks.itemsize // (2 * blocks.d + Br))
+    """Tiles that fit, as near as they can be to those asked for: first Br is cut where it must be, then Bc."""
+
+    def fits(Br, Bc):
+        return Blocks(blocks.stage, Br, Bc, blocks.d, blocks.itemsize, blocks.sram, blocks.direction).fits
+
+    if blocks.square:
+        return (max(T for T in range(1, THREADS) if fits(T, T)),) * 2
+    most = STATIC_SHARED // blocks.itemsize
+    Br = max(Br for Br in range(1, min(blocks.Br, most) + 1) if fits(Br, 1))
+    return Br, max(Bc for Bc in range(1, min(blocks.Bc, most) + 1) if fits(Br, Bc))

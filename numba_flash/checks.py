@@ -21,6 +21,22 @@ def integer(name, value, least=0):
     return number
 
 
+def truth(name, value):
+    """`value` as a bool; TypeError where it is none."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}={value!r} is not a truth value: pass True or False")
+    return bool(value)
+
+
+def check_deterministic(stage, deterministic):
+    """ValueError where a stage has no backward pass with atomics."""
+    if not deterministic and stage != "flash2":
+        raise ValueError(
+            f"deterministic={deterministic!r}: stage {stage!r} has no variant with atomics; leave it True, or pass "
+            "stage='flash2'"
+        )
+
+
 def itemsize(dtype):
     """Bytes of one element of `dtype` (a name, or what numpy.dtype takes). ValueError where no stage computes in it."""
     try:

@@ -4,7 +4,7 @@ import math
 from statistics import linear_regression
 
 from . import report
-from .blocks import choose_blocks
+from .blocks import choose_blocks, tiles
 from .hbm.predict import predict
 
 FIGURES = {"middle": "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"}
@@ -68,7 +68,7 @@ def middle(*, n, d, heads, batch):
         parts = terms(n, d, (Br, Bc))
         sums = {"shown": sum(parts[name] for name in SHOWN), "full": sum(parts.values())}
         in_bytes = {f"{name}_bytes": ITEMSIZE * heads * batch * elements for name, elements in sums.items()}
-        ours[str(Bc)] = {"Br": Br, "Bc": Bc, "Tc": -(-n // Bc), "terms": parts, **sums, **in_bytes}
+        ours[str(Bc)] = {"Br": Br, "Bc": Bc, "Tc": tiles(n, Bc), "terms": parts, **sums, **in_bytes}
     paper = {str(Bc): {"gb": gb, "ms": ms} for Bc, (gb, ms) in BARS.items()} if configuration == GPT2_MEDIUM else None
     equal = paper and all(f"{ours[Bc]['shown_bytes'] / 1e9:.3g}" == f"{paper[Bc]['gb']:.3g}" for Bc in paper)
     figures = {"figure": "middle", **configuration, "itemsize": ITEMSIZE, "paper": paper, "blocks": ours}
@@ -103,7 +103,7 @@ def point(d, M):
     bill = predict("flash", n=LARGE_N, d=d, blocks="paper", sram=4 * M)
     flash = bill.kernels["flash"]
     q_and_o = flash["Q"].loads + flash["O"].elements
-    return {"d": d, "M": M, "Br": Br, "Bc": Bc, "Tc": -(-LARGE_N // Bc), "all": bill.elements, "q_and_o": q_and_o}
+    return {"d": d, "M": M, "Br": Br, "Bc": Bc, "Tc": tiles(LARGE_N, Bc), "all": bill.elements, "q_and_o": q_and_o}
 
 
 def fit(over, points, **fixed):
@@ -151,11 +151,11 @@ def bars(figures):
         theirs = "N = {n:,}, d = {d}, {heads} heads and batch {batch}".format(**GPT2_MEDIUM)
         yield report.prose(f"The paper's bars are left out: they are for {theirs}.")
         return
-    verdict = "equal the paper's bars to three digits" if figures["equal"] else "DIFFER FROM THE PAPER'S BARS"
+    verdict = "equal the paper's bars in all digits it prints" if figures["equal"] else "DIFFER FROM THE PAPER'S BARS"
     first, last = (paper[Bc]["gb"] / paper[Bc]["ms"] for Bc in (min(paper, key=int), max(paper, key=int)))
     yield report.prose(f"""
         Ours {verdict}. The paper's times are measured on an A100, whose HBM moves 1.5 to 2.0 TB/s. Its GB over its ms
-        fall from {first:.2f} to {last:.2f} TB/s: with large blocks HBM is no longer what takes the time.
+        fall from {first:.2f} to {last:.2f} TB/s: the larger the blocks, the less it is HBM that takes the time.
     """)
 
 
@@ -191,7 +191,8 @@ def theorem_page(theorem):
     yield report.heading("Theorem 2", f"Θ(N²d²/M) HBM accesses for d ≤ M ≤ Nd; N = {N:,}")
     yield ""
     yield report.prose(f"""
-        M is how many elements fit on chip. Line 1 of Algorithm 1 makes Bc = ⌈M/4d⌉, so twice the M is half the tiles.
+        Θ means: within constant factors. M is how many elements fit on chip. Line 1 of Algorithm 1 makes Bc = ⌈M/4d⌉,
+        so twice the M is half the tiles.
         Below, all terms for one head of d = {middle}; and all terms over N²d²/M at several d. The theorem keeps that
         ratio between two constants. 3TcNd is 12 of it, since Tc = 4Nd/M.
     """)
@@ -217,7 +218,7 @@ def slopes_page(fits):
         low, high = (power(f[end]) if f["over"] == "M" else f[end] for end in ("from", "to"))
         rows.append([f"log {f['over']}", fixed, f"{f['over']} = {low} to {high}", f["points"]])
         rows[-1] += [f"{f[part]:+.3f}" for part in ("all", "q_and_o")]
-    yield report.prose("Slope of log(HBM), by least squares:")
+    yield report.prose("Slope of log(HBM), by least squares over the points M = 2^k and 1.5·2^k, or over the d above:")
     yield report.table(["over", "where", "fitted over", "points", "all terms", "3TcNd alone"], rows)
     yield ""
     yield report.prose("""

@@ -99,7 +99,7 @@ def _parser(name, values, stage, predict_only, meanings, extra):
     parser = argparse.ArgumentParser(description=report.to_ascii(f"Lesson {name}."))
     if not stage:
         blocks = whole_number(1, THREADS), "B", "threads per block"
-    elif TILINGS[stage].square:
+    elif TILINGS["forward"][stage].square:
         threads = "predicted only" if predict_only else "T x T threads per block"
         blocks = whole_number(1), "T", f"T, the side of a tile of {stage}: {threads}"
     else:
@@ -326,7 +326,7 @@ class Lesson:
         if naive is None:
             return report.error_line(error, bound=max(testing.naive_bound(*part) for _, part in self._parts_of_input()))
         yardstick = self._error("naive", naive)
-        return report.error_line(error, naive=yardstick, bound=testing.bound(self.reference, yardstick))
+        return report.error_line(error, naive=yardstick, bound=testing.bound(self.reference, yardstick, n_k=self.n))
 
     def _error(self, stage, out):
         error = self.figures["errors"][stage] = float(np.abs(out - self.reference).max())

@@ -373,7 +373,18 @@ def error_line(error, *, naive=None, bound=None):
     With `naive`, the naive kernel's own error, `bound` is `testing.bound` and what is within it is exact. Without, it
     is a worst case such as `testing.naive_bound`, which an error within it does not turn into "exact".
     """
-    pieces = [(f" error against float64  {error:.1e}", "")]
+    return _Drawing(lambda width, clean: [_error_pieces("error", error, naive, bound)])
+
+
+def gradient_error_lines(errors):
+    """The same for gradients, a line each: `errors` maps a name to (error, naive or None, bound or None)."""
+    return _Drawing(
+        lambda width, clean: [_error_pieces(f"error of {name}", *figures) for name, figures in errors.items()]
+    )
+
+
+def _error_pieces(what, error, naive, bound):
+    pieces = [(f" {what} against float64  {error:.1e}", "")]
     if naive is not None:
         pieces.append((f"    naive's own  {naive:.1e}", ""))
     if bound is not None and naive is None:
@@ -381,7 +392,7 @@ def error_line(error, *, naive=None, bound=None):
         pieces += [] if error <= bound else [("    WRONG", WRONG)]
     elif bound is not None:
         pieces.append(("    exact", "") if error <= bound else (f"    WRONG (bound {bound:.1e})", WRONG))
-    return _Drawing(lambda width, clean: [pieces])
+    return pieces
 
 
 def bars(values, unit=""):

@@ -78,19 +78,16 @@ def assert_exact(fn, *, cases=None, dtype="float32"):
     The message names the case, the worst element, the expected and the given value, the error and the bound.
     Raises TypeError or ValueError when the arguments of assert_exact themselves are wrong.
     """
-    dtype = _checked(dtype)
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}: give a function fn(q, k, v, scale) -> out or (out, lse)")
-    chosen = list(_all_cases() if cases is None else cases)
-    if not chosen:
-        raise ValueError("cases is empty, so that nothing would be checked: leave it out for all of testing.cases()")
-    for case in chosen:
-        if not isinstance(case, Case):
-            raise TypeError(f"cases holds a {type(case).__name__}: give testing.Case(name, q, k, v, scale) objects")
-        fault, cause = _fault(fn, case.astype(dtype))
-        if fault:
-            shapes = f"q {case.q.shape}, k and v {case.k.shape}, scale {case.scale:.6g}, {dtype}"
-            raise AssertionError(f"case {case.name!r} ({shapes}): {fault}") from cause
+    _check_all(fn, "fn(q, k, v, scale) -> out or (out, lse)", cases, dtype, _fault)
+
+
+def assert_exact_backward(fn, *, cases=None, dtype="float32"):
+    """Check fn(q, k, v, dout, scale) -> (dq, dk, dv) against float64 on every case; AssertionError at the first fault.
+
+    dout is random, and shaped like q: a dout of ones would hide errors in D and in dV. The rest is as in
+    `assert_exact`; the bound is that of `gradient_bounds`.
+    """
+    _check_all(fn, "fn(q, k, v, dout, scale) -> (dq, dk, dv)", cases, dtype, _backward_fault)
 
 
 def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
@@ -105,20 +102,22 @@ def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
     return q * q.dtype.type(2.5), k, v + v.dtype.type(1)
 
 
-def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0):
+def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0, n_k=16):
     """The largest |error| that counts as exact, for an output whose float64 value is `reference`.
 
     float32: 2 · naive_error + 4 · eps · max|reference|, with naive_error the largest |error| of the stage `naive` in
     float32 on the same input. Errors of two right kernels differ by the order of their sums, which is luck: hence the
     factor 2. Where `naive` is lucky enough to be right to the last bit, nothing else may be asked of a kernel that
-    rescales its output and divides at the end, two or three roundings of half an eps each more: hence 4 · eps.
+    rescales its output and divides at the end, two or three roundings of half an eps each more: hence 4 · eps. Over
+    n_k > 16 keys it is √n_k · eps: the errors of a long sum grow like the square root of its length (Higham & Mary
+    2019, doi:10.1137/18M1226312), and naive may be lucky in all its sums.
 
     float64: 1e-12 · max(1, max_score) · max|reference|, with max_score the largest |score|. A score S has an error of
     about d · 2⁻⁵³ · |S|, d ≤ 256, which reaches the output as a relative error of the weights exp(S − m).
     """
     largest = np.abs(reference).max(initial=0)
     if _checked(dtype) == "float32":
-        return float(2 * naive_error + 4 * np.finfo(np.float32).eps * largest)
+        return float(2 * naive_error + max(4, math.sqrt(n_k)) * np.finfo(np.float32).eps * largest)
     return float(1e-12 * max(1, max_score) * largest)
 
 
@@ -150,6 +149,45 @@ def naive_bound(q, k, v, scale=None, dtype="float32"):
     return float((2 * q.shape[-1] * A + k.shape[-2] + 8) * np.finfo(dtype).eps * np.abs(v).max(initial=0))
 
 
+def gradient_bounds(q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dtype="float32"):
+    """The largest |error| of dq, dk and dv that counts as exact -> {"dq": …, "dk": …, "dv": …}.
+
+    A gradient is a sum that may cancel to nothing: where all keys are equal, dq = scale · dS K is 0, and what is left
+    is the rounding of its terms. So an error is measured by the size A of the terms instead of that of the sum:
+    Pᵀ|dO| for dv; with E = P ∘ (|dO||V|ᵀ + rowsum(P ∘ |dO||V|ᵀ)), |scale| · E|K| for dq and |scale| · Eᵀ|Q| for dk.
+
+    float32: 2 · naive_error + u · max A, with naive_error that of the stage `naive`, and u = 4 · eps as in `bound`, or
+    more where the scores are huge: P = exp(S − L), and to round L, by eps / 2 of its size, changes P by a factor f of
+    up to exp(|L| · eps / 2); but P is at most 1, N_k times its mean. dS = P ∘ (dP − Σ P dP) has P twice: u = f² − 1.
+    With scores of 10⁵ that is a percent, with scores of 10⁸ all of P. (Algorithm 4, which keeps m and l apart, does not
+    lose it.)
+
+    float64: 1e-12 · max(1, max|S|) · max A.
+    """
+    Q, K, V, dO = (np.asarray(x, dtype=np.float64) for x in (q, k, v, dout))
+    S = reference.scores(Q, K, scale)
+    P, L = reference._softmax(S)
+    V, K_shape, V_shape = reference._repeat_heads(V, Q), K.shape, V.shape
+    terms = np.abs(dO) @ reference._transpose(np.abs(V))
+    E = P * (terms + (P * terms).sum(axis=-1, keepdims=True))
+    tau = abs(reference._scale(Q, scale))
+    sizes = {
+        "dq": tau * (E @ np.abs(reference._repeat_heads(K, Q))),
+        "dk": tau * reference._sum_heads(reference._transpose(E) @ np.abs(Q), K_shape),
+        "dv": reference._sum_heads(reference._transpose(P) @ np.abs(dO), V_shape),
+    }
+    if _checked(dtype) == "float32":
+        eps = np.finfo(np.float32).eps
+        largest = np.abs(L[np.isfinite(L)]).max(initial=0)
+        unit = max(4 * eps, min(math.exp(min(largest * eps / 2, 100)), max(K_shape[-2], 1)) ** 2 - 1)
+    else:
+        unit = 1e-12 * np.abs(S).max(initial=1)
+    return {
+        name: float(2 * own + unit * size.max(initial=0))
+        for (name, size), own in zip(sizes.items(), naive_errors, strict=True)
+    }
+
+
 # ---------------------------------------------------------------------------------------------------- the comparison
 
 
@@ -164,16 +202,32 @@ def _checked(dtype):
     return name
 
 
+def _check_all(fn, form, cases, dtype, fault_of):
+    dtype = _checked(dtype)
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}: give a function {form}")
+    try:
+        chosen = list(_all_cases() if cases is None else cases)
+    except TypeError:
+        raise TypeError(
+            f"cases is {cases!r:.60}: give a list of Case objects, as testing.cases() yields them"
+        ) from None
+    if not chosen:
+        raise ValueError("cases is empty, so that nothing would be checked: leave it out for all of testing.cases()")
+    for case in chosen:
+        if not isinstance(case, Case):
+            raise TypeError(f"cases holds a {type(case).__name__}: give testing.Case(name, q, k, v, scale) objects")
+        fault, cause = fault_of(fn, case.astype(dtype))
+        if fault:
+            shapes = f"q {case.q.shape}, k and v {case.k.shape}, scale {case.scale:.6g}, {dtype}"
+            raise AssertionError(f"case {case.name!r} ({shapes}): {fault}") from cause
+
+
 def _fault(fn, case):
     """(what is wrong with fn on this case or None, the exception that fn raised or None)."""
-    q, k, v = case.inputs()
-    try:
-        result = fn(q, k, v, case.scale)
-    except Exception as error:
-        return f"the function raised {type(error).__name__}: {error}", error
-    for name, given, original in (("q", q, case.q), ("k", k, case.k), ("v", v, case.v)):
-        if not np.array_equal(given, original, equal_nan=True):
-            return f"the function changed {name}, its input (here a copy): let it write to an array of its own", None
+    result, fault, cause = _called(fn, case, {})
+    if fault:
+        return fault, cause
     if isinstance(result, tuple) and len(result) != 2:
         return f"the function returned a tuple of {len(result)}: return out, or (out, lse)", None
     out, lse = result if isinstance(result, tuple) else (result, None)
@@ -186,8 +240,64 @@ def _fault(fn, case):
     return fault, None
 
 
+def _backward_fault(fn, case):
+    dout = random_dout(case)
+    result, fault, cause = _called(fn, case, {"dout": dout})
+    if fault:
+        return fault, cause
+    if not isinstance(result, tuple) or len(result) != 3:
+        return f"the function returned {result!r:.60}: return (dq, dk, dv)", None
+    expected = dict(
+        zip(("dq", "dk", "dv"), reference.attention_backward(case.q, case.k, case.v, dout, case.scale), strict=True)
+    )
+    arguments = case.q, case.k, case.v, dout, case.scale
+    limits = gradient_bounds(*arguments, dtype=case.q.dtype)
+    for (name, truth), got in zip(expected.items(), result, strict=True):
+        fault = _shape_fault(case, name, got, truth)
+        if fault is None and case.q.dtype == np.float32 and not _largest_error(got, truth) <= limits[name]:
+            limits = gradient_bounds(*arguments, _naive_gradient_errors(case, dout, expected))
+        how = "twice the naive kernel's error, and what rounding the terms of the sum explains"
+        fault = fault or _beyond(name, _to_numpy(got), truth, limits[name], how)
+        if fault:
+            return fault, None
+    return None, None
+
+
+def random_dout(case):
+    """A gradient of out for a Case, shaped like q and in its dtype; the same at each call."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    return rng.standard_normal(case.q.shape).astype(case.q.dtype)
+
+
+def _called(fn, case, more):
+    """(what fn returns for copies of the inputs, what is wrong with the call or None, the exception or None)."""
+    arrays = dict(zip("qkv", case.inputs(), strict=True)) | {name: x.copy() for name, x in more.items()}
+    try:
+        result = fn(*arrays.values(), case.scale)
+    except Exception as error:
+        return None, f"the function raised {type(error).__name__}: {error}", error
+    for name, original in {"q": case.q, "k": case.k, "v": case.v, **more}.items():
+        if not np.array_equal(arrays[name], original, equal_nan=True):
+            what = f"the function changed {name}, its input (here a copy): let it write to an array of its own"
+            return None, what, None
+    return result, None, None
+
+
 def _difference(case, name, got, expected):
     """What is wrong with `got`, which is out or lse, or None."""
+    fault = _shape_fault(case, name, got, expected)
+    if fault:
+        return fault
+    got = _to_numpy(got)
+    limit, how = _limit(case, name, expected, naive_error=0)
+    if case.q.dtype == np.float32 and not _largest_error(got, expected) <= limit:
+        # only now, because it takes a run of the naive kernel
+        limit, how = _limit(case, name, expected, _naive_errors(case)[name])
+    return _beyond(name, got, expected, limit, how)
+
+
+def _shape_fault(case, name, got, expected):
+    """What is wrong with the kind, shape, dtype or finiteness of a result, or None."""
     got = _to_numpy(got)
     if not isinstance(got, np.ndarray):
         return f"{name} is {got!r:.60}, a {type(got).__name__}: return a NumPy array"
@@ -205,13 +315,23 @@ def _difference(case, name, got, expected):
             f"{_element(name, at)} is {got[at]}, expected {expected[at]:.9g}: "
             f"{strange.sum()} of {strange.size} elements are not what they should be"
         )
+    return None
+
+
+def _errors(got, expected):
     error = np.zeros(expected.shape)
-    error[finite] = np.abs(got[finite] - expected[finite])
-    limit, how = _limit(case, name, expected, naive_error=0)
-    if (
-        case.q.dtype == np.float32 and not (error <= limit).all()
-    ):  # only now, because it takes a run of the naive kernel
-        limit, how = _limit(case, name, expected, _naive_errors(case)[name])
+    finite = np.isfinite(expected)
+    error[finite] = np.abs(_to_numpy(got)[finite] - expected[finite])
+    return error
+
+
+def _largest_error(got, expected):
+    return _errors(got, expected).max(initial=0)
+
+
+def _beyond(name, got, expected, limit, how):
+    """The worst element, where an error is beyond the limit, or None."""
+    error = _errors(got, expected)
     if (error <= limit).all():
         return None
     at = tuple(map(int, np.unravel_index(error.argmax(), error.shape)))
@@ -254,6 +374,16 @@ def _naive_errors(case):
                 f"more than its bound {limit:.2e}: a fault in numba_flash"
             )
     return errors
+
+
+def _naive_gradient_errors(case, dout, expected):
+    """The errors of the stage `naive` in dq, dk and dv, on the CPU and outside of any ledger."""
+    from .attention import attention_backward
+
+    results = contextvars.Context().run(
+        attention_backward, case.q, case.k, case.v, dout, stage="naive", scale=case.scale, device="cpu"
+    )
+    return [_largest_error(got, truth) for got, truth in zip(results, expected.values(), strict=True)]
 
 
 def _element(name, at):

@@ -196,9 +196,7 @@ def test_strided_device_arrays_give_the_bits_of_the_contiguous_copy(view):
 
 @device_memory
 def test_host_and_device_arrays_do_not_mix():
-    with pytest.raises(
-        TypeError, match=r"k is in GPU memory, but q is a NumPy array: bring all three to one side with"
-    ):
+    with pytest.raises(TypeError, match=r"k is in GPU memory, but q is a NumPy array: bring all to one side with"):
         nf.attention(Q, nf.to_device(K), V)
 
 
@@ -235,7 +233,7 @@ REFUSED = {  # name: (arguments in place of the right ones, error, all of the me
     "two precisions": (
         {"k": K.astype(np.float64)},
         TypeError,
-        r"k has dtype float64, but q has float32: give all three the same, for example k.astype\(np.float32\)",
+        r"k has dtype float64, but q has float32: give all one dtype, for example k.astype\(np.float32\)",
     ),
     "no axis": (
         {"q": np.array(1, np.float32)},
@@ -251,7 +249,7 @@ REFUSED = {  # name: (arguments in place of the right ones, error, all of the me
     "mixed ranks": (
         {"k": K[None]},
         ValueError,
-        r"k has shape \(1, 5, 4\), but q has \(5, 4\): give all three the same number of axes",
+        r"k has shape \(1, 5, 4\), but q has \(5, 4\): give all one number of axes",
     ),
     "d of k": (
         {"k": K[:, :3]},
@@ -343,7 +341,7 @@ REFUSED = {  # name: (arguments in place of the right ones, error, all of the me
     "scale complex": ({"scale": 0.5 + 0j}, TypeError, r"scale=\(0.5\+0j\) is a complex: .*"),
     "scale a bool": ({"scale": True}, TypeError, "scale=True is a bool: .*"),
     "scale an array": ({"scale": np.array(0.5)}, TypeError, r"scale=array\(0.5\) is a ndarray: .*"),
-    "return_lse a word": ({"return_lse": "no"}, TypeError, "return_lse='no' must be True or False"),
+    "return_lse a word": ({"return_lse": "no"}, TypeError, "return_lse='no' is not a truth value: pass True or False"),
     "an unknown stage": ({"stage": "flahs"}, ValueError, "stage='flahs' is unknown: use one of 'naive', 'tiled'.*"),
     "a stage misspelt": (
         {"stage": "tilde"},
@@ -378,16 +376,12 @@ def test_positional_options_are_refused():
 
 
 def test_a_mix_of_host_and_device_arrays_is_refused():
-    operands = attention_module._operands(Q, DeviceArray((5, 4)), V)
-    with pytest.raises(
-        TypeError, match=r"k is in GPU memory, but q is a NumPy array: bring all three to one side with"
-    ):
+    operands = attention_module._operands({"q": Q, "k": DeviceArray((5, 4)), "v": V})
+    with pytest.raises(TypeError, match=r"k is in GPU memory, but q is a NumPy array: bring all to one side with"):
         attention_module._at("gpu", operands)
-    operands = attention_module._operands(Q, K, V)
+    operands = attention_module._operands({"q": Q, "k": K, "v": V})
     operands[0] = operands[0]._replace(on_device=True)
-    with pytest.raises(
-        TypeError, match=r"k is a NumPy array, but q is in GPU memory: bring all three to one side with"
-    ):
+    with pytest.raises(TypeError, match=r"k is a NumPy array, but q is in GPU memory: bring all to one side with"):
         attention_module._at("gpu", operands)
 
 
@@ -423,3 +417,102 @@ def test_axes_of_one_element():
     expected = nf.attention(q, k, v)
     batched = nf.attention(q[:, None], k[:, None], v[:, None])
     np.testing.assert_array_equal(batched[:, 0], expected)
+
+
+# ------------------------------------------------------------------------------------------------------- the backward
+
+OUT, LSE = nf.attention(Q, K, V, return_lse=True)
+GIVEN = {"q": Q, "k": K, "v": V, "dout": np.ones_like(Q), "out": OUT, "lse": LSE}
+
+
+def with_one(x, value):
+    x = x.copy()
+    x.flat[1] = value
+    return x
+
+
+REFUSED_BACKWARD = {  # name: (arguments in place of the right ones, error, all of the message)
+    "dout a list": ({"dout": [[1.0]]}, TypeError, r"dout=\[\[1.0\]\] is a list: pass a NumPy array.*"),
+    "dout a number": ({"dout": 1.0}, TypeError, "dout=1.0 is a float: pass a NumPy array.*"),
+    "dout of another dtype": (
+        {"dout": np.ones((5, 4))},
+        TypeError,
+        r"dout has dtype float64, but q has float32: give all one dtype, for example dout.astype\(np.float32\)",
+    ),
+    "dout of another shape": (
+        {"dout": np.ones((5, 3), np.float32)},
+        ValueError,
+        r"dout has shape \(5, 3\): with q \(5, 4\) it must be \(5, 4\)",
+    ),
+    "out of another shape": (
+        {"out": OUT[:-1]},
+        ValueError,
+        r"out has shape \(4, 4\): with q \(5, 4\) it must be \(5, 4\)",
+    ),
+    "out of another rank": (
+        {"out": OUT[None]},
+        ValueError,
+        r"out has shape \(1, 5, 4\): with q \(5, 4\) it must be .*",
+    ),
+    "out of another dtype": ({"out": OUT.astype(float)}, TypeError, "out has dtype float64, but q has float32: .*"),
+    "out alone": ({"lse": None}, ValueError, "out is given without lse: pass both, or none .*"),
+    "lse alone": ({"out": None}, ValueError, "lse is given without out: pass both, or none .*"),
+    "lse of another shape": (
+        {"lse": LSE[:, None]},
+        ValueError,
+        r"lse has shape \(5, 1\): with q \(5, 4\) it must be \(5,\)",
+    ),
+    "lse of integers": ({"lse": LSE.astype(int)}, TypeError, "lse has dtype int64: .*"),
+    "lse with NaN": (
+        {"lse": with_one(LSE, np.nan)},
+        ValueError,
+        r"lse\[1\] is nan, and a row with keys has a finite lse: pass what attention\(.*",
+    ),
+    "lse with -infinity": ({"lse": with_one(LSE, -np.inf)}, ValueError, r"lse\[1\] is -inf, and a row with keys .*"),
+    "lse with infinity": ({"lse": with_one(LSE, np.inf)}, ValueError, r"lse\[1\] is inf, and a row with keys .*"),
+    "atomics in a stage without": (
+        {"stage": "flash", "deterministic": False},
+        ValueError,
+        "deterministic=False: stage 'flash' has no variant with atomics; leave it True, or pass stage='flash2'",
+    ),
+    "deterministic a word": ({"deterministic": "no"}, TypeError, "deterministic='no' is not a truth value: .*"),
+    "q of another length": ({"q": Q[:3]}, ValueError, r"dout has shape \(5, 4\): with q \(3, 4\) it must be .*"),
+    "blocks that do not fit": (
+        {"blocks": (8, 2048)},
+        ValueError,
+        r"blocks=\(8, 2048\): the tiles of 'flash2', backward, in float32 with d = 4 need .* blocks=\(8, .*\) fits",
+    ),
+    "an unknown stage": ({"stage": "flsh"}, ValueError, "stage='flsh' is unknown: .*did you mean 'flash'.*"),
+}
+
+
+@pytest.mark.parametrize("changes, error, message", REFUSED_BACKWARD.values(), ids=REFUSED_BACKWARD.keys())
+def test_refused_backward(changes, error, message):
+    with pytest.raises(error) as caught:
+        nf.attention_backward(**GIVEN | changes)
+    assert re.fullmatch(message, str(caught.value)), str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_lse_of_rows_without_keys_may_be_minus_infinity():
+    out, lse = nf.attention(Q, K[:0], V[:0], return_lse=True)
+    dq, dk, _ = nf.attention_backward(Q, K[:0], V[:0], GIVEN["dout"], out=out, lse=lse)
+    assert np.array_equal(dq, np.zeros_like(Q))
+    assert dk.shape == (0, 4)
+
+
+def test_backward_takes_any_layout_and_leaves_its_input_alone():
+    arguments = {name: np.asfortranarray(x) for name, x in GIVEN.items()}
+    before = {name: x.copy() for name, x in arguments.items()}
+    for one, other in zip(nf.attention_backward(**arguments), nf.attention_backward(**GIVEN), strict=True):
+        assert np.array_equal(one, other)
+        assert one.flags.owndata or one.base is not None
+    assert all(np.array_equal(arguments[name], before[name]) for name in before)
+
+
+@device_memory
+def test_backward_of_device_arrays_stays_on_the_device():
+    on_device = {name: nf.to_device(x) for name, x in GIVEN.items()}
+    for got, expected in zip(nf.attention_backward(**on_device), nf.attention_backward(**GIVEN), strict=True):
+        assert hasattr(got, "__cuda_array_interface__") or type(got).__name__ == "FakeCUDAArray"
+        assert np.array_equal(nf.to_host(got), expected)

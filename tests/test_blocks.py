@@ -12,17 +12,43 @@ ROWS = ("flash", "flash2")
 
 
 def test_every_stage_has_an_entry():
-    assert list(TILINGS) == list(nf.STAGES)
+    for tilings in TILINGS.values():
+        assert list(tilings) == list(nf.STAGES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("direction", TILINGS)
 @pytest.mark.parametrize("stage", [stage for stage in nf.STAGES if stage != "naive"])
-def test_the_choice_fits_for_every_d(stage, dtype):
+def test_the_choice_fits_for_every_d(stage, direction, dtype):
     for d in range(1, 257):
-        chosen = nf.choose_blocks(stage, d=d, dtype=dtype)
-        assert tuple(fitting_blocks(stage, chosen, d=d, dtype=dtype)) == tuple(chosen)
+        chosen = nf.choose_blocks(stage, d=d, dtype=dtype, direction=direction)
+        assert tuple(fitting_blocks(stage, chosen, d=d, dtype=dtype, direction=direction)) == tuple(chosen)
         assert chosen.shared_bytes <= STATIC_SHARED
         assert chosen.threads <= THREADS
+
+
+@pytest.mark.parametrize("direction", TILINGS)
+@pytest.mark.parametrize("stage", [stage for stage in nf.STAGES if stage != "naive"])
+def test_the_choice_fits_little_memory(stage, direction):
+    """Smaller tiles where the usual ones do not fit; an error that says how much is needed where none does."""
+    for d in (1, 7, 64, 1000):
+        for sram in (1, 20, 100, 213, 1000, 5000, 10_000, 2**20):
+            try:
+                chosen = nf.choose_blocks(stage, d=d, sram=sram, direction=direction)
+            except ValueError as error:
+                least = int(str(error).partition("take ")[2].partition(" bytes")[0].replace(",", ""))
+                assert least > sram
+                assert tuple(nf.choose_blocks(stage, d=d, sram=least, direction=direction))
+            else:
+                assert min(chosen) >= 1
+                assert chosen.shared_bytes <= sram
+
+
+def test_registers_come_in_whole_warps():
+    """At d = 96 a thread takes 255, a warp 8,192: a block has room for 8 warps, and 257 threads are 9."""
+    assert tuple(fitting_blocks("flash2", (256, 8), d=96, dtype="float32")) == (256, 8)
+    with pytest.raises(ValueError, match=r"257 threads .* 73,728, and a block has 65,536; blocks=\(256, 8\) fits"):
+        fitting_blocks("flash2", (257, 8), d=96, dtype="float32")
 
 
 def test_the_comparison_of_the_design():
@@ -54,10 +80,12 @@ def test_the_rule_of_the_paper():
 
 def test_it_explains_itself():
     text = str(nf.choose_blocks("flash2", d=64))
-    for part in ("Br = 128", "Bc = 32", "32,768 of 49,152 B", "about 224 for each of 128 threads"):
+    for part in ("Br = 128", "Bc = 32", "32,768 of 49,152 B", "each of 128 threads", "up to 228"):
         assert part in text
-    assert "spills" not in text
-    assert "spills" in str(nf.choose_blocks("flash2", d=128))
+    assert "local memory" not in text
+    assert "local memory" not in str(nf.choose_blocks("flash2", d=96))
+    assert "local memory" in str(nf.choose_blocks("flash2", d=128))
+    assert "egisters" not in str(nf.choose_blocks("tiled", d=128))
     assert nf.choose_blocks("naive", d=64) is None
 
 
@@ -77,7 +105,11 @@ BAD = [
     ("flash", (16, 0), ValueError, "side=0 is too small"),
     ("flash2", (16, 8.0), TypeError, "side=8.0 is not an integer"),
     ("flash2", "big", ValueError, "blocks='big' is unknown"),
-    ("flash", True, TypeError, "blocks=True"),
+    ("flash", True, ValueError, "blocks=True: pass .Br, Bc."),
+    ("flash", 1.0, ValueError, "blocks=1.0: pass .Br, Bc."),
+    ("naive", "paper", ValueError, "has no tiles"),
+    ("tiled", "paper", ValueError, "square tiles: pass a side T"),
+    ("tiled", "fit", ValueError, "blocks='fit' is unknown: pass None or one side T"),
 ]
 
 
@@ -106,7 +138,8 @@ def test_tiles_beyond_the_device(stage, d, dtype):
             fits = eval(str(error).rpartition("blocks=")[2].partition(" fits")[0])
             assert tuple(fitting_blocks(stage, fits, d=d, dtype=dtype)) == fits
         except ValueError as error:
-            assert blocks[0] > THREADS or blocks[0] * min(255, 2 * d * size // 4 + 96) > REGISTERS
+            warps = -(-blocks[0] // 32)
+            assert blocks[0] > THREADS or warps * 32 * min(256, 2 * d * size // 4 + 104) > REGISTERS
             fits = eval(str(error).rpartition("blocks=")[2].partition(" fits")[0])
             assert tuple(fitting_blocks(stage, fits, d=d, dtype=dtype)) == fits
 

@@ -195,7 +195,7 @@ def test_the_page_shows_the_papers_numbers_ours_and_the_slopes(run, middle):
         assert f"{gb:.2f}" in out
         assert f"{ms:.2f}" in out
     assert "(1 + 3Tc)Nd elements a head" in out
-    assert "Ours equal the paper's bars to three digits" in out
+    assert "Ours equal the paper's bars in all digits it prints" in out
     for ours in middle["blocks"].values():
         assert f"{ours['shown']:,}" in out
         assert f"{ours['full']:,}" in out

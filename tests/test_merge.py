@@ -1,5 +1,6 @@
 """The law of `merge`: any split of the keys, merged in any order, is the attention over all of them."""
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -80,9 +81,28 @@ def test_far_apart_parts_do_not_overflow():
     assert lse[0] == np.float32(1e30)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e12, 1e17, 1e300])
+def test_large_lse_keeps_the_weights(size):
+    out = np.ones((1, 1))
+    for lse in (size, -size):
+        assert nf.merge(out, np.array([lse]), 3 * out, np.array([lse]))[0] == 2
+
+
+def test_no_warning_for_what_the_result_can_hold():
+    """Infinite outputs of weight 0, infinities that cancel to NaN, and the largest numbers."""
+    inf, one = np.full((1, 1), np.inf), np.ones((1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert nf.merge(inf, np.array([-np.inf]), one, np.array([0.0]))[0] == 1
+        assert nf.merge(inf, np.array([-2000.0]), one, np.array([0.0]))[0] == 1
+        assert np.isnan(nf.merge(inf, np.array([0.0]), -inf, np.array([0.0]))[0])
+        assert nf.merge(one, np.array([1.7e308]), one, np.array([-1.7e308]))[1] == 1.7e308
+
+
 GOOD = (np.ones((2, 3, 4), np.float32), np.ones((2, 3), np.float32)) * 2
 BAD = {
     "a list": (0, [[1.0]], TypeError, "out_1 is a list"),
+    "a masked array": (0, np.ma.ones((2, 3, 4), np.float32), TypeError, "out_1 is a MaskedArray"),
     "integers": (2, np.ones((2, 3, 4), np.int32), TypeError, "out_2 has dtype int32"),
     "another dtype": (3, np.ones((2, 3)), TypeError, "lse_2 has dtype float64"),
     "another shape": (2, np.ones((2, 3, 5), np.float32), ValueError, "out_2 (2, 3, 5)"),

@@ -493,3 +493,88 @@ def test_the_naive_stage_keeps_its_bound(dtype):
         out = nf.attention(case.q, case.k, case.v, stage="naive", scale=case.scale)
         error = np.abs(out - expected).max(initial=0)
         assert error <= testing.naive_bound(case.q, case.k, case.v, case.scale, dtype), case.name
+
+
+# ------------------------------------------------------------------------------------------------------- the backward
+
+
+def right(q, k, v, dout, scale):
+    return tuple(x.astype(q.dtype) for x in reference.attention_backward(q, k, v, dout, scale))
+
+
+def altered(q, k, v, dout, scale, change=None):
+    """The formulas of Algorithm 4 in the dtype of the input, with one of them wrong."""
+    heads = reference._repeat_heads
+    K, V = heads(k, q), heads(v, q)
+    P = reference._softmax(reference.scores(q, K, scale))[0].astype(q.dtype)
+    dP = dout @ reference._transpose(V)
+    D = (dout * (P @ V)).sum(-1, keepdims=True)
+    terms = {"P": P, "dout": dout, "dP": dP, "D": D, "q": q, "K": K, "scale": scale, "sum": reference._sum_heads}
+    terms |= {name: f(terms) for name, f in (change or {}).items()}
+    dS = terms["P"] * (terms["dP"] - terms["D"])
+    dk, dv = reference._transpose(dS) @ terms["q"], reference._transpose(terms["P"]) @ terms["dout"]
+    dq, dk = (np.dtype(q.dtype).type(terms["scale"]) * x for x in (dS @ terms["K"], dk))
+    return dq.astype(q.dtype), terms["sum"](dk, k.shape).astype(q.dtype), terms["sum"](dv, v.shape).astype(q.dtype)
+
+
+def first_head(dx, shape):
+    group = dx.shape[-3] // shape[-3] if len(shape) > 2 else 1
+    return dx.reshape(*shape[:-2], group, *shape[-2:])[..., 0, :, :]
+
+
+WRONG_BACKWARD = {
+    "D left out": {"D": lambda t: 0 * t["D"]},
+    "D from dO alone": {"D": lambda t: t["dout"].sum(-1, keepdims=True)},
+    "D a mean": {"D": lambda t: t["D"] / t["dout"].shape[-1]},
+    "dO of ones": {"dout": lambda t: np.ones_like(t["dout"])},
+    "scale left out": {"scale": lambda t: 1.0},
+    "scale twice": {"scale": lambda t: t["scale"] ** 2},
+    "P not normalised": {"P": lambda t: 1.001 * t["P"]},
+    "dP transposed sign": {"dP": lambda t: -t["dP"]},
+    "the last key left out": {"P": lambda t: t["P"] * (np.arange(t["P"].shape[-1]) < t["P"].shape[-1] - 1)},
+    "heads that share not summed": {"sum": lambda t: first_head},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_reference_backward_is_exact(dtype):
+    testing.assert_exact_backward(right, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", WRONG_BACKWARD)
+def test_wrong_gradients_are_caught(name, dtype):
+    few = [case for case in testing.cases(dtype) if case.name in ("N = 33, d = 8", "GQA, 4 heads on 2")]
+    testing.assert_exact_backward(right, cases=few, dtype=dtype)
+    if dtype == "float64":
+        testing.assert_exact_backward(altered, cases=few, dtype=dtype)
+    with pytest.raises(AssertionError, match="beyond the bound"):
+        testing.assert_exact_backward(
+            lambda *arguments: altered(*arguments, WRONG_BACKWARD[name]), cases=few, dtype=dtype
+        )
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (lambda q, k, v, dout, scale: q, "the function returned .*: return \\(dq, dk, dv\\)"),
+        (lambda q, k, v, dout, scale: (q, k), "return \\(dq, dk, dv\\)"),
+        (lambda q, k, v, dout, scale: (q[..., None], k, v), "dq has shape"),
+        (lambda q, k, v, dout, scale: (q, k.astype(np.float16), v), "has dtype float16|beyond the bound"),
+        (lambda q, k, v, dout, scale: (q + np.nan, k, v), r"dq\[.*\] is nan"),
+        (lambda q, k, v, dout, scale: dout.fill(0), "the function changed dout"),
+        (lambda q, k, v, dout, scale: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_faults_of_a_backward_function(fn, says):
+    with pytest.raises(AssertionError, match=says):
+        testing.assert_exact_backward(fn)
+
+
+def test_arguments_of_the_backward_check():
+    with pytest.raises(TypeError, match=r"fn\(q, k, v, dout, scale\)"):
+        testing.assert_exact_backward(None)
+    with pytest.raises(TypeError, match="cases is 3"):
+        testing.assert_exact_backward(right, cases=3)
+    with pytest.raises(ValueError, match="cases is empty"):
+        testing.assert_exact_backward(right, cases=[])

@@ -10,6 +10,8 @@ safe between blocks; registers are not limited. A thread that returns before a b
 Volta let the others pass.
 """
 
+import contextlib
+import contextvars
 import math
 import re
 import threading
@@ -45,6 +47,19 @@ INTEGER_POISON = 0xA5
 WORKER_STACK = 64 * 2**20  # the compiler recurses deeply, and some systems give threads half a MiB
 
 
+_block_orders = contextvars.ContextVar("random number generator for the order of blocks", default=None)
+
+
+@contextlib.contextmanager
+def shuffled_blocks(seed):
+    """Launches in the body run their blocks in a random order, drawn from `seed`: a GPU promises none."""
+    token = _block_orders.set(np.random.default_rng(seed))
+    try:
+        yield
+    finally:
+        _block_orders.reset(token)
+
+
 def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=None, block_order=None):
     """Run a kernel over a grid; returns {parameter: (itemsize, loads, stores, atomics)} for its array arguments.
 
@@ -62,6 +77,8 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
                  enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
     memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
     blocks = grid[0] * grid[1] * grid[2]
+    if block_order is None and _block_orders.get():
+        block_order = _block_orders.get().permutation(blocks)
     order = np.empty(0, np.int64) if block_order is None else np.asarray(block_order, np.int64)
     call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
             *program.integers.values(), *arguments)  # fmt: skip

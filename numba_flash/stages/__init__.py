@@ -5,23 +5,29 @@ from dataclasses import dataclass
 
 from numba.np.numpy_support import from_dtype
 
+from ..engine.launch import launch
+
 
 def numba_type(dtype):
     """float32 or float64 of Numba, the `real` that kernels are built for."""
     return from_dtype(dtype)
 
 
-def tiles(size, T):
-    """⌈size / T⌉: how many tiles of T cover `size`."""
-    return -(-size // T)
+def launch_if_any(kernel, grid, block, *args, device=None):
+    """`launch`, unless the grid holds no block: where there are no keys, there is nothing to compute for them."""
+    if all(grid):
+        launch(kernel, grid, block, *args, device=device)
 
 
 @dataclass(frozen=True)
 class Stage:
     """One rung: its name, a title, what it deletes from the bill of the rung before, and where the paper has it.
 
-    `forward(Q, K, V, scale, *, blocks, return_lse, device)` takes and returns arrays on the device; `backward` is None
-    until the stage has one.
+    All functions take and return arrays on the device.
+    forward(Q, K, V, scale, *, blocks, return_lse, device) -> O and L or None.
+    backward(Q, K, V, dO, scale, *, O, L, blocks, device) -> dQ, dK, dV; without O and L it runs the forward pass and
+    keeps of it what its algorithm wants. backward_atomic: the same with atomics, or None where the stage has no such
+    variant.
     """
 
     name: str
@@ -29,20 +35,68 @@ class Stage:
     deletes: str
     paper: str
     forward: Callable
-    backward: Callable | None = None
+    backward: Callable
+    backward_atomic: Callable | None = None
 
 
 def _ladder():
-    from . import flash, flash2, naive, online_softmax, tiled
-
-    rows = (
-        ("naive", "One thread per element, every operand from HBM", "nothing: the start", "Algorithm 0", naive),
-        ("tiled", "Operands come through shared tiles", "the re-reads of Q, K, V and P", "Algorithm 0", tiled),
-        ("online_softmax", "One pass over S; P only in shared memory", "P", "section 3.1, softmax", online_softmax),
-        ("flash", "One kernel, K and V in the outer loop", "S", "Algorithm 1", flash),
-        ("flash2", "One kernel, Q in the outer loop", "the re-reads of O, l and m", "FlashAttention-2", flash2),
+    from . import (
+        flash,
+        flash2,
+        flash2_backward,
+        flash_backward,
+        naive,
+        naive_backward,
+        online_softmax,
+        online_softmax_backward,
+        tiled,
+        tiled_backward,
     )
-    return [Stage(name, title, deletes, paper, module.forward) for name, title, deletes, paper, module in rows]
+    from . import flash2_atomic_backward as atomic
+
+    return (
+        Stage(
+            "naive",
+            "One thread per element, every operand from HBM",
+            "nothing: the start",
+            "Algorithms 0 and 3",
+            naive.forward,
+            naive_backward.backward,
+        ),
+        Stage(
+            "tiled",
+            "Operands come through shared tiles",
+            "the re-reads of Q, K, V and P",
+            "Algorithms 0 and 3",
+            tiled.forward,
+            tiled_backward.backward,
+        ),
+        Stage(
+            "online_softmax",
+            "One pass over S; P only in shared memory",
+            "P",
+            "section 3.1, softmax",
+            online_softmax.forward,
+            online_softmax_backward.backward,
+        ),
+        Stage(
+            "flash",
+            "One kernel, K and V in the outer loop",
+            "S",
+            "Algorithms 1 and 4",
+            flash.forward,
+            flash_backward.backward,
+        ),
+        Stage(
+            "flash2",
+            "One kernel, Q in the outer loop",
+            "the re-reads of Q, O, l and m",
+            "FlashAttention-2",
+            flash2.forward,
+            flash2_backward.backward,
+            atomic.backward,
+        ),
+    )
 
 
 STAGES = {stage.name: stage for stage in _ladder()}

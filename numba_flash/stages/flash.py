@@ -8,7 +8,9 @@ Tc = ⌈N_k/Bc⌉:
     flash        loads Q TcNd, K N_k·d, V N_k·d, O TcNd, l TcN, m TcN            stores O TcNd, l TcN, m TcN
 
 A block of Br threads works on one head. Each thread has a row of Q_i and O_i in registers; K_j, V_j and S_ij are
-shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses.
+shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses; its column r belongs to
+thread r alone, so that no barrier is needed before it is read. Neighbouring threads read and write rows of Q and O that
+lie d elements apart: uncoalesced, a later lesson mends it.
 """
 
 import math
@@ -16,11 +18,11 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
-from . import numba_type, tiles
+from . import numba_type
 from .naive import ROWS
-from .online_softmax import lse
+from .online_softmax import lse, make_weight
 
 
 @cache
@@ -43,6 +45,7 @@ def make_initialise(real):
 @cache
 def make_forward(Br, Bc, d, real):
     """One block a head, K/V in the outer loop; thread r has row r of each tile of Q and O."""
+    weight = make_weight(real)
 
     @cuda.jit
     def flash(Q, K, V, O, l, m, scale):
@@ -71,24 +74,26 @@ def make_forward(Br, Bc, d, real):
                     s = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]
-                    S_ij[c, r] = s * scale                   # Alg. 1, l. 9
-                    m_tile = max(m_tile, S_ij[c, r])         # Alg. 1, l. 10
+                    s *= scale                               # Alg. 1, l. 9
+                    S_ij[c, r] = s
+                    m_tile = max(m_tile, s)                  # Alg. 1, l. 10
                 l_tile = real(0)
                 for c in range(min(Bc, N_k - j)):
-                    S_ij[c, r] = math.exp(S_ij[c, r] - m_tile)
-                    l_tile += S_ij[c, r]
+                    p = weight(S_ij[c, r], m_tile)
+                    S_ij[c, r] = p
+                    l_tile += p
                 m_new = max(m_i, m_tile)                     # Alg. 1, l. 11
-                old = math.exp(m_i - m_new) * l_i            # what earlier tiles weigh in the new scale
-                new = math.exp(m_tile - m_new)
-                l_new = old + new * l_tile
+                l_old = weight(m_i, m_new) * l_i             # the sum of earlier tiles, rescaled
+                new = weight(m_tile, m_new)                  # rescales what this tile gives
+                l_new = l_old + new * l_tile
                 for t in range(d):
-                    O_i[t] *= old
+                    O_i[t] *= l_old
                 for c in range(min(Bc, N_k - j)):
                     p = new * S_ij[c, r]
                     for t in range(d):
                         O_i[t] += p * V_j[c, t]
                 for t in range(d):
-                    O[h, i, t] = O_i[t] / l_new              # Alg. 1, l. 12
+                    O[h, i, t] = O_i[t] / l_new if l_new != real(0) else real(0)  # Alg. 1, l. 12
                 l[h, i] = l_new                              # Alg. 1, l. 13
                 m[h, i] = m_new
             cuda.syncthreads()                               # nobody still reads what the next step overwrites

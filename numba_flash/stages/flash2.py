@@ -1,12 +1,13 @@
 """Stage `flash2`: the loops exchanged, as in FlashAttention-2 (Dao 2023, arXiv:2307.08691), Algorithm 1.
 
-Deletes the re-reads of O, l and m: Q is the outer loop, one tile a block of threads; O, m and l stay in registers until
-the last key, are divided by l once, and leave as O and L = m + log l. K and V are read by each of the Tr tiles of
-queries. For one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
+Deletes the re-reads of Q, O, l and m: Q is the outer loop, one tile a block of threads; O, m and l stay in registers
+until the last key, O is divided by l once, and what leaves is O and L = m + log l. K and V are read by each of the Tr
+tiles of queries. For one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
 
     flash2       loads Q Nd, K Tr·N_k·d, V Tr·N_k·d                                 stores O Nd, L N
 
-Many blocks work on one head, since tiles of queries have nothing to do with each other.
+Many blocks work on one head, since tiles of queries have nothing to do with each other. Column r of S_ij belongs to
+thread r alone. The paper prints an inverse on the factor of line 10 that does not belong there.
 """
 
 import math
@@ -14,14 +15,16 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
-from . import numba_type, tiles
+from . import numba_type
+from .online_softmax import make_weight
 
 
 @cache
 def make_forward(Br, Bc, d, real):
     """One tile of Q a block; thread r has row r of Q, of O and of m and l."""
+    weight = make_weight(real)
 
     @cuda.jit
     def flash2(Q, K, V, O, L, scale):
@@ -50,23 +53,24 @@ def make_forward(Br, Bc, d, real):
                 s = real(0)
                 for t in range(d):
                     s += Q_i[t] * K_j[c, t]
-                S_ij[c, r] = s * scale                       # Alg. 1, l. 8
-                m_new = max(m_new, S_ij[c, r])               # Alg. 1, l. 9
-            old = math.exp(m_i - m_new)
+                s *= scale                                   # Alg. 1, l. 8
+                S_ij[c, r] = s
+                m_new = max(m_new, s)                        # Alg. 1, l. 9
+            old = weight(m_i, m_new)                         # rescales what earlier tiles gave
             l_i *= old
             for t in range(d):
-                O_i[t] *= old                                # Alg. 1, l. 10, without its misprinted inverse
+                O_i[t] *= old                                # Alg. 1, l. 10
             for c in range(min(Bc, N_k - j)):
-                p = math.exp(S_ij[c, r] - m_new)
-                l_i += p
+                p = weight(S_ij[c, r], m_new)
+                l_i += p                                     # Alg. 1, l. 9
                 for t in range(d):
-                    O_i[t] += p * V_j[c, t]
+                    O_i[t] += p * V_j[c, t]                  # Alg. 1, l. 10
             m_i = m_new
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if i < N:
             for t in range(d):
-                O[h, i, t] = O_i[t] / l_i if N_k > 0 else real(0)  # Alg. 1, l. 12
-            L[h, i] = m_i + math.log(l_i) if N_k > 0 else m_i  # Alg. 1, l. 13
+                O[h, i, t] = O_i[t] / l_i if l_i != real(0) else real(0)  # Alg. 1, l. 12 and 14
+            L[h, i] = m_i + math.log(l_i) if l_i != real(0) else m_i  # Alg. 1, l. 13 and 15
 
     return flash2
 

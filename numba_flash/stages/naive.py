@@ -14,9 +14,9 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
-from . import numba_type, tiles
+from . import launch_if_any, numba_type
 
 
 @cache
@@ -103,7 +103,7 @@ def make_logsumexp(real):
             l = real(0)
             for j in range(S.shape[2]):
                 l += math.exp(S[h, i, j] - m)
-            L[h, i] = m + math.log(l) if l > real(0) else m
+            L[h, i] = m if l == real(0) else m + math.log(l)
 
     return logsumexp
 
@@ -118,17 +118,28 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
     Raises ValueError for any `blocks`: this stage has no tiles.
     """
     fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype)
+    O, S, _ = forward_SP(Q, K, V, scale, device=device)
+    return O, lse(S, numba_type(Q.dtype), device) if return_lse else None
+
+
+def forward_SP(Q, K, V, scale, *, device=None):
+    """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
-    N_k = K.shape[1]
-    S, P = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
-    O = empty((H, N, d), Q.dtype, device)
-    block = (SIDE, SIDE)
-    if N_k > 0:                                              # a grid has at least one block
-        launch(make_scores(real), (tiles(N_k, SIDE), tiles(N, SIDE), H), block, Q, K, S, scale, device=device)
+    S = scores(Q, K, scale, device=device)
+    P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
-    launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), block, P, V, O, device=device)
-    return O, lse(S, real, device) if return_lse else None
+    launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), P, V, O, device=device)
+    return O, S, P
+
+
+def scores(Q, K, scale, *, device=None):
+    """S (H, N, N_k) = scale · QKᵀ."""
+    H, N, N_k = Q.shape[0], Q.shape[1], K.shape[1]
+    S = empty((H, N, N_k), Q.dtype, device)
+    kernel = make_scores(numba_type(Q.dtype))
+    launch_if_any(kernel, (tiles(N_k, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), Q, K, S, scale, device=device)
+    return S
 
 
 def lse(S, real, device):

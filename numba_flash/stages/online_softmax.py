@@ -16,16 +16,30 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
-from . import numba_type, tiles
+from . import numba_type
 from .naive import ROWS
-from .tiled import make_load_or_zero, make_scores
+from .tiled import make_load_or_zero, scores
+
+
+@cache
+def make_weight(real):
+    """e^(s − m) for s ≤ m, and 0 where s is −∞: where m is −∞ too, s − m is no number."""
+
+    @cuda.jit(device=True)
+    def weight(s, m):
+        if s == real(-math.inf):
+            return real(0)
+        return math.exp(s - m)
+
+    return weight
 
 
 @cache
 def make_statistics(real):
     """m_i = max_j S_ij and l_i = Σ_j exp(S_ij − m_i) in one pass: one thread a row."""
+    weight = make_weight(real)
 
     @cuda.jit
     def statistics(S, m, l):
@@ -37,8 +51,7 @@ def make_statistics(real):
             for j in range(S.shape[2]):
                 s = S[h, i, j]
                 m_new = max(m_i, s)
-                if m_new > real(-math.inf):                  # else every score so far is −∞, and l is 0
-                    l_i = l_i * math.exp(m_i - m_new) + math.exp(s - m_new)
+                l_i = l_i * weight(m_i, m_new) + weight(s, m_new)
                 m_i = m_new
             m[h, i] = m_i
             l[h, i] = l_i
@@ -88,7 +101,7 @@ def make_logsumexp(real):
         h = cuda.blockIdx.y
         if i < L.shape[1]:
             m_i, l_i = m[h, i], l[h, i]
-            L[h, i] = m_i + math.log(l_i) if l_i > real(0) else m_i
+            L[h, i] = m_i if l_i == real(0) else m_i + math.log(l_i)
 
     return logsumexp
 
@@ -106,16 +119,18 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
-    H, N, d = Q.shape
-    T, _ = fitting_blocks("online_softmax", blocks, d=d, dtype=Q.dtype)
+    T, _ = fitting_blocks("online_softmax", blocks, d=Q.shape[2], dtype=Q.dtype)
+    O, _, m, l = forward_Sml(Q, K, V, scale, T, device=device)
+    return O, lse(m, l, numba_type(Q.dtype), device) if return_lse else None
+
+
+def forward_Sml(Q, K, V, scale, T, *, device=None):
+    """The three steps -> O (H, N, d), and what the backward pass keeps: S (H, N, N_k), m (H, N) and l (H, N)."""
     real = numba_type(Q.dtype)
-    N_k = K.shape[1]
-    S = empty((H, N, N_k), Q.dtype, device)
+    H, N, d = Q.shape
+    S = scores(Q, K, scale, T, device=device)
     m, l = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
-    block = (T, T)
-    if N_k > 0:
-        launch(make_scores(T, real), (tiles(N_k, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
     launch(make_statistics(real), (tiles(N, ROWS), H), ROWS, S, m, l, device=device)
-    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, S, m, l, V, O, device=device)
-    return O, lse(m, l, real, device) if return_lse else None
+    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), S, m, l, V, O, device=device)
+    return O, S, m, l

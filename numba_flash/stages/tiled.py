@@ -14,9 +14,9 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
-from . import numba_type, tiles
+from . import launch_if_any, numba_type
 from .naive import ROWS, lse, make_softmax
 
 
@@ -100,15 +100,26 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
-    H, N, d = Q.shape
-    T, _ = fitting_blocks("tiled", blocks, d=d, dtype=Q.dtype)
+    T, _ = fitting_blocks("tiled", blocks, d=Q.shape[2], dtype=Q.dtype)
+    O, S, _ = forward_SP(Q, K, V, scale, T, device=device)
+    return O, lse(S, numba_type(Q.dtype), device) if return_lse else None
+
+
+def forward_SP(Q, K, V, scale, T, *, device=None):
+    """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
     real = numba_type(Q.dtype)
-    N_k = K.shape[1]
-    S, P = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
-    O = empty((H, N, d), Q.dtype, device)
-    block = (T, T)
-    if N_k > 0:                                              # a grid has at least one block
-        launch(make_scores(T, real), (tiles(N_k, T), tiles(N, T), H), block, Q, K, S, scale, device=device)
+    H, N, d = Q.shape
+    S = scores(Q, K, scale, T, device=device)
+    P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
-    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), block, P, V, O, device=device)
-    return O, lse(S, real, device) if return_lse else None
+    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), P, V, O, device=device)
+    return O, S, P
+
+
+def scores(Q, K, scale, T, *, device=None):
+    """S (H, N, N_k) = scale · QKᵀ."""
+    H, N, N_k = Q.shape[0], Q.shape[1], K.shape[1]
+    S = empty((H, N, N_k), Q.dtype, device)
+    kernel = make_scores(T, numba_type(Q.dtype))
+    launch_if_any(kernel, (tiles(N_k, T), tiles(N, T), H), (T, T), Q, K, S, scale, device=device)
+    return S

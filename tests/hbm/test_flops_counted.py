@@ -38,18 +38,23 @@ def once(function):
         return Number(function(*args))
     return call
 
+class Atomic:
+    def add(array, index, value):
+        array[index] += value
+
 fake = types.SimpleNamespace(exp=once(math.exp), log=once(math.log), inf=math.inf)
 
 report = {}
+backward = [f"{name}_backward" for name in (*nf.STAGES, "flash2_atomic")]
 for stage in nf.STAGES:
     module = importlib.import_module(f"numba_flash.stages.{stage}")
-    for file in nf.STAGES:
-        other = importlib.import_module(f"numba_flash.stages.{file}")
+    for file in ("", *nf.STAGES, *backward):
+        other = importlib.import_module(f"numba_flash.stages.{file}".rstrip("."))
         other.math, other.max = fake, once(max)
         other.numba_type = lambda dtype: Number
         other.empty = lambda shape, dtype, device=None: np.full(shape, Number("nan"), object)
         other.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
-        other.fitting_blocks = lambda stage, blocks, d, dtype: blocks
+        other.fitting_blocks = lambda stage, tiles, d, dtype, direction=None: blocks
     for N, N_k, d, blocks in ((5, 7, 3, (4, 4)), (4, 4, 4, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2))):
         rng = np.random.default_rng(0)
         numbers = np.vectorize(Number, otypes=[object])
@@ -61,6 +66,17 @@ for stage in nf.STAGES:
             sides = None if stage == "naive" else blocks
             want = nf.flops(stage, n=N, n_k=N_k, d=d, blocks=sides, return_lse=lse)
             report[f"{stage} N={N} N_k={N_k} d={d} lse={lse}"] = [count, want]
+        dO, (O, L) = numbers(rng.standard_normal((1, N, d))), module.forward(
+            Q, K, V, Number(0.5), blocks=blocks, return_lse=True)
+        for atomic in ((False, True) if stage == "flash2" else (False,)):
+            run = nf.STAGES[stage].backward_atomic if atomic else nf.STAGES[stage].backward
+            for direction, kept in (("both", {}), ("backward", {"O": O, "L": L})):
+                count = 0
+                run(Q, K, V, dO, Number(0.5), blocks=blocks, **kept)
+                want = nf.flops(stage, n=N, n_k=N_k, d=d, blocks=sides, direction=direction, deterministic=not atomic)
+                if direction == "both" and stage.startswith("flash"):  # here the forward pass ran in these tiles too
+                    want += nf.flops(stage, n=N, n_k=N_k, d=d, blocks=sides) - nf.flops(stage, n=N, n_k=N_k, d=d)
+                report[f"{stage} N={N} N_k={N_k} d={d} {direction} {atomic}"] = [count, want]
 print(json.dumps(report))
 """
 
@@ -71,5 +87,5 @@ def test_flops_are_what_the_kernels_do():
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
-    assert len(report) >= 16
+    assert len(report) >= 80
     assert {name: pair for name, pair in report.items() if pair[0] != pair[1]} == {}

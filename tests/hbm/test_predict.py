@@ -254,7 +254,10 @@ def test_dtypes(dtype):
         ({"blocks": (16,)}, ValueError, r"blocks=\(16,\)"),
         ({"blocks": (16, 16, 16)}, ValueError, r"blocks=\(16, 16, 16\)"),
         ({"blocks": (16, 8)}, ValueError, r"blocks=\(16, 8\).* square"),
-        ({"direction": "backward"}, ValueError, "direction='backward' .* 'forward'"),
+        ({"direction": "backwards"}, ValueError, "direction='backwards' .* 'forward', 'backward', 'both'"),
+        ({"direction": np.array(["a", "b"])}, ValueError, "direction=array"),
+        ({"deterministic": 0}, TypeError, "deterministic=0"),
+        ({"deterministic": False}, ValueError, "deterministic=False: stage 'tiled' .* stage='flash2'"),
         ({"return_lse": "yes"}, TypeError, "return_lse='yes'"),
     ],
 )

@@ -8,7 +8,7 @@ from numba_flash import reference
 
 SIZES = [  # heads, kv_heads, N, N_k, d
     (1, 1, 1, 1, 1), (1, 1, 2, 5, 3), (2, 2, 17, 33, 8), (4, 2, 31, 32, 16), (3, 1, 33, 31, 40), (1, 1, 63, 65, 59),
-    (2, 1, 97, 64, 64), (1, 1, 16, 16, 16), (1, 1, 5, 0, 4), (1, 1, 8, 70, 256),
+    (2, 1, 97, 64, 64), (1, 1, 16, 16, 16), (1, 1, 5, 0, 4), (1, 1, 0, 5, 4), (1, 1, 8, 70, 256),
 ]  # fmt: skip
 BLOCKS = {
     "naive": [None],
@@ -66,6 +66,33 @@ def test_naive_within_its_derived_bound(size):
     assert np.isfinite(out).all()
     error = np.abs(out - truth).max(initial=0)
     assert error <= nf.testing.naive_bound(q, k, v, None, "float32")
+
+
+@pytest.mark.parametrize("stage", ["online_softmax", "flash", "flash2"])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_scores_that_overflow_to_minus_infinity(stage, first):
+    """A whole tile of them must leave m, l and O as they were: −∞ − (−∞) is no number."""
+    q, k = np.full((3, 8), 1e20, np.float32), np.zeros((12, 8), np.float32)
+    k[:8] = -1e20
+    v = np.arange(12, dtype=np.float32).reshape(12, 1) * np.ones(8, np.float32)
+    if not first:
+        k, v = k[::-1], v[::-1]
+    blocks = 4 if stage == "online_softmax" else (2, 4)
+    out, lse = nf.attention(q, k, v, stage=stage, blocks=blocks, return_lse=True)
+    assert np.array_equal(out, np.full((3, 8), 9.5, np.float32))
+    np.testing.assert_allclose(lse, np.log(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("what", [np.nan, np.inf])
+def test_no_number_in_no_number_out(stage, what):
+    """A row whose output is NaN does not pass for one with a finite lse."""
+    q, k, v = inputs(1, 1, 3, 9, 4, np.float32)
+    q = np.abs(q)
+    k[0, 5] = what
+    out, lse = nf.attention(q, k, v, stage=stage, return_lse=True)
+    assert np.isnan(out).all()
+    assert not np.isfinite(lse).any()
 
 
 def test_batches_are_heads():

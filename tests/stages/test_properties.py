@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import numba_flash as nf
 
 stages = pytest.mark.parametrize("stage", nf.STAGES)
+TILES = {"naive": None, "tiled": 4, "online_softmax": 4, "flash": (5, 3), "flash2": (5, 3)}  # several each way
 shapes = st.tuples(
     st.integers(1, 3), st.integers(1, 12), st.integers(1, 20), st.sampled_from([1, 3, 8]), st.integers(0, 2**32 - 1)
 )
@@ -20,6 +21,10 @@ def inputs(shape):
     return rng, *(2 * rng.standard_normal(size) for size in ((H, N, d), (H, N_k, d), (H, N_k, d)))
 
 
+def attention(q, k, v, stage, **how):
+    return nf.attention(q, k, v, stage=stage, blocks=TILES[stage], **how)
+
+
 def close(a, b):
     np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
@@ -30,7 +35,7 @@ def close(a, b):
 def test_the_order_of_the_keys_changes_nothing(stage, shape):
     rng, q, k, v = inputs(shape)
     order = rng.permutation(k.shape[1])
-    close(nf.attention(q, k[:, order], v[:, order], stage=stage), nf.attention(q, k, v, stage=stage))
+    close(attention(q, k[:, order], v[:, order], stage), attention(q, k, v, stage))
 
 
 @stages
@@ -42,8 +47,8 @@ def test_a_constant_added_to_all_scores_changes_nothing_but_lse(stage, shape):
     c = 7.5
     wider_q, wider_k = (np.concatenate([x, np.full((*x.shape[:-1], 1), value)], -1) for x, value in ((q, c), (k, 1.0)))
     wider_v = np.concatenate([v, v[..., :1]], -1)
-    out, lse = nf.attention(q, k, v, stage=stage, scale=1, return_lse=True)
-    moved, moved_lse = nf.attention(wider_q, wider_k, wider_v, stage=stage, scale=1, return_lse=True)
+    out, lse = attention(q, k, v, stage, scale=1, return_lse=True)
+    moved, moved_lse = attention(wider_q, wider_k, wider_v, stage, scale=1, return_lse=True)
     close(moved[..., :-1], out)
     close(moved_lse, lse + c)
 
@@ -54,9 +59,9 @@ def test_a_constant_added_to_all_scores_changes_nothing_but_lse(stage, shape):
 def test_heads_have_nothing_to_do_with_each_other(stage, shape):
     rng, q, k, v = inputs(shape)
     order = rng.permutation(q.shape[0])
-    out = nf.attention(q, k, v, stage=stage)
-    assert np.array_equal(nf.attention(q[order], k[order], v[order], stage=stage), out[order])
-    batched = nf.attention(q[:, None], k[:, None], v[:, None], stage=stage)
+    out = attention(q, k, v, stage)
+    assert np.array_equal(attention(q[order], k[order], v[order], stage), out[order])
+    batched = attention(q[:, None], k[:, None], v[:, None], stage)
     assert np.array_equal(batched[:, 0], out)
 
 
@@ -65,7 +70,7 @@ def test_heads_have_nothing_to_do_with_each_other(stage, shape):
 @given(shapes)
 def test_the_output_is_a_mean_of_the_values(stage, shape):
     _, q, k, v = inputs(shape)
-    out, lse = nf.attention(q, k, v, stage=stage, return_lse=True)
+    out, lse = attention(q, k, v, stage, return_lse=True)
     slack = 1e-12 * np.abs(v).max()
     assert (out <= v.max(axis=1, keepdims=True) + slack).all()
     assert (out >= v.min(axis=1, keepdims=True) - slack).all()
