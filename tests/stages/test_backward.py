@@ -73,7 +73,10 @@ def test_exact_on_every_case(stage, blocks, deterministic, from_lse, dtype):
         how = {"scale": scale, "blocks": blocks, "deterministic": deterministic}
         return gradients(stage, q, k, v, dout, from_lse=from_lse, **how)
 
-    nf.testing.assert_exact_backward(fn, dtype=dtype)
+    cases = list(nf.testing.cases(dtype))
+    if nf.device().name == "gpu":  # each d is one more compilation of each kernel
+        cases = [case for case in cases if case.q.shape[-1] in (8, 12, 64)]
+    nf.testing.assert_exact_backward(fn, cases=cases, dtype=dtype)
 
 
 @pytest.mark.parametrize("stage", ["naive", "tiled", "online_softmax", "flash"])
