@@ -50,6 +50,7 @@ def start(
     blocks=16,
     seed=0,
     stage=None,
+    direction="forward",
     predict_only=False,
     sizes=SIZES,
     meanings=None,
@@ -59,10 +60,11 @@ def start(
 
     name: number and title, "03 · tiled". n to seed: what the flags are when left out. stage: --blocks is the side T of
     its tiles, or Br,Bc for a stage whose tiles are no squares, where blocks=None leaves the choice to the stage;
-    without a stage it is the number of threads per block. predict_only: the lesson predicts that stage and does not
-    run it, so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d}, {heads},
-    {blocks} and {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags
-    of this lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
+    without a stage it is the number of threads per block. direction: the pass that the tiles are for. predict_only: the
+    lesson predicts that stage and does not run it, so that a tile of any size will do. sizes: what the heading says of
+    the run, from {n}, {d}, {heads}, {blocks} and {threads}. meanings: flag -> what --help says of it, where that is
+    special to the lesson. extra: flags of this lesson alone, name -> (default, argparse type, METAVAR, what it means);
+    each becomes an attribute too.
     """
     notebook = in_notebook()
     extra = extra or {}
@@ -74,7 +76,11 @@ def start(
     for what, check in (
         (
             "argument --blocks",
-            lambda: stage and not predict_only and fitting_blocks(stage, flags.blocks, d=flags.d, dtype="float32"),
+            lambda: (
+                stage
+                and not predict_only
+                and fitting_blocks(stage, flags.blocks, d=flags.d, dtype="float32", direction=direction)
+            ),
         ),
         (where, lambda: device(flags.device)),
         ("argument --json", lambda: check_writable(flags.json)),
@@ -327,6 +333,31 @@ class Lesson:
             return report.error_line(error, bound=max(testing.naive_bound(*part) for _, part in self._parts_of_input()))
         yardstick = self._error("naive", naive)
         return report.error_line(error, naive=yardstick, bound=testing.bound(self.reference, yardstick, n_k=self.n))
+
+    @cached_property
+    def dout(self):
+        """A random gradient of the output, shaped like q."""
+        q = self.inputs[0]
+        return np.random.default_rng(self.seed + 1).standard_normal(q.shape, q.dtype)
+
+    @cached_property
+    def gradients(self):
+        """dq, dk and dv in float64, and their bounds by the rounding of terms alone, over all heads."""
+        heads = [(*(x[h] for x in self.inputs), self.dout[h]) for h in range(self.heads)]
+        truth = [reference.attention_backward(*head) for head in heads]
+        bounds = [testing.gradient_bounds(*head) for head in heads]
+        largest = {name: max(bound[name] for bound in bounds) for name in bounds[0]}
+        return [np.stack(parts) for parts in zip(*truth, strict=True)], largest
+
+    def exact_gradients(self, stage, got, naive):
+        """How far (dq, dk, dv) are from float64 -> report.gradient_error_lines. naive: those of the stage `naive`."""
+        truth, bounds = self.gradients
+        lines = {}
+        for (name, bound), x, own, expected in zip(bounds.items(), got, naive, truth, strict=True):
+            error, yardstick = (float(np.abs(y - expected).max()) for y in (x, own))
+            self.figures["errors"][f"{stage}, {name}"] = error
+            lines[name] = error, yardstick, bound + 2 * yardstick
+        return report.gradient_error_lines(lines)
 
     def _error(self, stage, out):
         error = self.figures["errors"][stage] = float(np.abs(out - self.reference).max())

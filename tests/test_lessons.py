@@ -93,7 +93,7 @@ def short(name):
 
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
-    assert LESSONS[4:7] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py"]
+    assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_output(name):
     assert out.startswith(f" Lesson {name[:2]} ")
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= report.WIDTH
-    assert "HBM bill" in out and "Check yourself" in out and "rror against float64" in out
+    assert "HBM bill" in out and "Check yourself" in out and re.search("rror (of dq )?against float64", out)
     assert not re.search(r"\b(simply|just|easy|easily|obviously|of course)\b", out, re.IGNORECASE)
     assert agrees(out)
 
@@ -222,6 +222,22 @@ def test_flash_in_tiles_of_its_own(tmp_path):
         predicted = Bill.from_json(json.dumps(found["bills"][stage]["predicted"]))
         assert predicted == nf.predict(stage, n=64, d=16, blocks=blocks)
     assert list(found["errors"]) == ["naive", "tiled", "online_softmax", "flash", "flash2"]
+
+
+def test_the_backward_pass(tmp_path):
+    found, out = figures("07_backward.py", tmp_path, "--n", "96", "--d", "16", "--heads", "2", "--blocks", "32,16")
+    for stage in ("flash", "flash2"):
+        both = found["bills"][stage]
+        assert both["counted"]["kernels"] == both["predicted"]["kernels"]
+    assert found["owners"] == {"different": [1, 1, 1], "spread": 0}
+    assert found["atomics"]["different"][0] > 1
+    assert found["atomics"]["different"][1:] == [1, 1]
+    assert 0 < found["atomics"]["spread"] < 1e-4
+    assert len(re.findall(r"error of d[qkv] against float64 .* exact$", out, re.MULTILINE)) == 6
+    forward, both = (nf.predict("flash2", n=96, d=16, heads=2, direction=part) for part in ("forward", "both"))
+    assert f"{forward.elements:,}" in out
+    assert f"{nf.flops('flash', n=96, d=16, heads=2, direction='both'):,}" in out
+    assert both.elements > forward.elements
 
 
 def test_the_four_claims(tmp_path):

@@ -1,0 +1,304 @@
+"""Lesson 07, the backward pass. Run `python lessons/07_backward.py`, or open it as a notebook."""
+
+# %%
+import contextlib
+import math
+
+import numpy as np
+from numba import float32
+
+import numba_flash as nf
+from numba_flash import lesson, reference, report
+from numba_flash.blocks import STREAM, check_blocks, tiles
+from numba_flash.engine import cpu
+from numba_flash.hbm.predict import algorithm0, kept
+from numba_flash.lesson import plural
+from numba_flash.stages import flash2_backward, flash_backward, naive_backward
+
+this = lesson.start("07 · backward", n=512, stage="flash2", direction="backward", blocks=None,
+                    meanings={"blocks": "Br queries and Bc keys that a block of flash2's kernels owns"})  # fmt: skip
+N, d, H, where = this.n, this.d, this.heads, this.device
+flash_Bc = check_blocks("flash", None, d=d, direction="backward").Bc
+Br, Bc = check_blocks("flash2", this.blocks, d=d, direction="backward")
+Tc, Tr2, Tc2 = tiles(N, flash_Bc), tiles(N, Br), tiles(N, Bc)
+
+this.part("The question")
+this.text("""
+Training needs gradients. A loss depends on O; the layers above hand down dO, which says how the loss changes with
+each element of O. The backward pass of attention turns dO into dQ, dK and dV.
+
+Standard attention keeps P from the forward pass for that, an N × N matrix. FlashAttention has stored neither S nor P.
+How can it find the gradients, and does it pay to compute something twice?
+""")
+
+
+# %% The derivation, and code beside it.
+def gradients(Q, K, V, dO, scale):
+    S = scale * Q @ K.T
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    P = P / P.sum(axis=1, keepdims=True)
+    dV = P.T @ dO                                            # from O = P V
+    dP = dO @ V.T                                            # from O = P V
+    D = (P * dP).sum(axis=1, keepdims=True)
+    dS = P * (dP - D)                                        # from P = softmax(S), row by row
+    dQ = scale * dS @ K                                      # from S = scale · Q Kᵀ
+    dK = scale * dS.T @ Q                                    # from S = scale · Q Kᵀ
+    return dQ, dK, dV
+
+
+this.part("The derivation")
+this.text("""
+Write L for the loss in this part, and dX for the matrix of ∂L/∂X_ij. Each step of attention is undone by the chain
+rule, from the last to the first.
+
+O = P V. O_it = ∑_j P_ij·V_jt, so P_ij has a share in each O_it of row i, by V_jt: dP_ij = ∑_t dO_it·V_jt, which is
+dP = dO Vᵀ. In the same way dV = Pᵀ dO.
+
+P = softmax(S). In one row P_j = exp(S_j)/l with l = ∑exp(S_k). A change of S_k changes exp(S_k) and l, so
+∂P_j/∂S_k is P_j·(1 - P_j) for j = k, and -P_j·P_k otherwise. Then
+
+    dS_k = ∑_j dP_j·∂P_j/∂S_k = P_k·dP_k - P_k·∑_j P_j·dP_j
+         = P_k·(dP_k - D)     with D = ∑_j P_j·dP_j
+
+S = scale·Q Kᵀ. As with the first step: dQ = scale·dS K and dK = scale·dSᵀ Q. In NumPy:
+""")
+this.source(gradients)
+this.text("""
+D has a second form, which is the key to this lesson. Put dP_j = ∑_t dO_t·V_jt into it and sum over j first:
+
+    D = ∑_j P_j·∑_t dO_t·V_jt = ∑_t dO_t·∑_j P_j·V_jt = ∑_t dO_t·O_t
+
+So D_i is a sum over the d products of row i of dO and O. It needs no row of P.
+""")
+
+# %% A test of the formulas.
+n = min(N, 64)
+Q, K, V, dO = (x[0, :n].astype(np.float64) for x in (*this.inputs, this.dout))
+scale, h, rng = 1 / math.sqrt(d), 1e-5, np.random.default_rng(this.seed)
+rows = []
+for at, (name, dX) in enumerate(zip("QKV", gradients(Q, K, V, dO, scale))):
+    step = rng.standard_normal(dX.shape)
+    ends = [[X + sign * h * step * (i == at) for i, X in enumerate((Q, K, V))] for sign in (1, -1)]
+    up, down = ((reference.attention(*inputs)[0] * dO).sum() for inputs in ends)
+    measured, said = (up - down) / (2 * h), (dX * step).sum()
+    rows.append([name, f"{measured:.9f}", f"{said:.9f}", f"{abs(measured - said) / max(abs(said), 1):.0e}"])
+this.text(f"""
+A test that believes nothing: with L = ∑dO_it·O_it (whose derivative by O is dO), move Q, K or V by ±{h:g} in a random
+direction, and see how L changes. (First {plural(n, "row")} of head 0, float64.)
+""")
+this.show(report.table(["moved", "change of L, measured", "by the formulas", "difference"], rows), "")
+
+# %% Algorithm 3.
+this.part("Standard: keep P")
+this.text("""
+Algorithm 3 of the paper is this function with P kept from the forward pass: five steps, and each result goes to
+HBM. dP and dS are N × N matrices, too. In the stage `naive` a step is a kernel, one thread per element; this one has
+a thread per row:
+""")
+this.source(naive_backward.make_dS(float32), "D_i = real", "Alg. 3")
+this.text("""
+`tiled` and `online_softmax` compute the four products in shared tiles, as in lesson 03. (online_softmax never stored
+P. It keeps S, m and l, and forms P first: to spare P in the forward pass alone is no gain in training.)
+""")
+
+# %% Algorithm 4.
+this.part("FlashAttention: recompute")
+this.text("""
+A row's softmax is fixed by two numbers, m and l, and all of S_ij comes from Q_i and K_j:
+
+    P_ij = exp(S_ij - m_i)/l_i = exp(S_ij - L_i)        with L = m + log l
+
+No maximum to search for, no sum to wait for: the second time, each element of P can be computed alone. Algorithm 4
+keeps O, l and m (FlashAttention-2: O and L) and computes P once more, a tile at a time:
+""")
+this.show(report.table(["line", "what it says"], [
+    ["5", "in HBM: dQ = 0 (dK and dV too; our kernel writes each of these once, and needs no zeros)"],
+    ["6, 7, 8", "for each tile j of keys: load K_j, V_j; on chip dK_j = 0, dV_j = 0"],
+    ["9, 10", "for each tile i of queries: load Q_i, O_i, dO_i, dQ_i, l_i, m_i"],
+    ["11, 13", "S_ij = scale·Q_i K_jᵀ, P_ij = exp(S_ij − m_i)/l_i, on chip, as all of these"],
+    ["16, 17", "dV_j += P_ijᵀ dO_i, dP_ij = dO_i V_jᵀ"],
+    ["19, 20", "D_i = rowsum(dO_i ∘ O_i), dS_ij = P_ij ∘ (dP_ij − D_i)"],
+    ["21", "store dQ_i = dQ_i + scale·dS_ij K_j"],
+    ["22", "dK_j += scale·dS_ijᵀ Q_i"],
+    ["24", "store dK_j, dV_j"],
+]), "")
+this.text("""
+(∘ is the product element by element; 12, 14, 15 and 18 are masks and dropout, in later lessons.) In our kernel a
+thread has one key c of the tile, and its rows of dK_j and dV_j in registers. It meets the queries r of a tile one after
+another:
+""")
+this.source(flash_backward.make_backward(STREAM, flash_Bc, d, float32), "if j + c", "nobody still reads")
+this.text("""
+dK_j and dV_j are sums over queries, which one thread meets one by one. dQ_i is a sum over keys, which lie in all
+threads and all tiles: so dS_ij goes through shared memory, and dQ to HBM and back at every tile of keys.
+""")
+
+# %% The prediction, by hand.
+this.part("A prediction: products and traffic")
+this.ask("""
+Count the products of two matrices (each is 2N²d FLOPs): how many does Algorithm 3 have, and how many Algorithm 4? Then,
+for one head: how often does Algorithm 4 load each element of K, of V and of Q, O, dO, dQ, l, m, and how often does it
+store dQ, dK and dV? Tc is the number of tiles of keys. Write a formula in N, d and Tc for each line of the table.
+""")
+by_hand = [
+    ("initialise_dQ", "dQ stores", "line 5", "Nd", N * d),
+    ("flash_backward", "K, V loads", "line 7, each once", "2Nd", 2 * N * d),
+    ("", "Q, O, dO loads", "line 10, Tc times", "3Tc·Nd", 3 * Tc * N * d),
+    ("", "l, m loads", "line 10, Tc times", "2Tc·N", 2 * Tc * N),
+    ("", "dQ loads, stores", "lines 10, 21, Tc times", "2Tc·Nd", 2 * Tc * N * d),
+    ("", "dK, dV stores", "line 24, each once", "2Nd", 2 * N * d),
+]
+predicted = nf.predict("flash", n=N, d=d, heads=H, direction="both")
+forward = nf.predict("flash", n=N, d=d, heads=H)
+assert predicted.elements == forward.elements + H * sum(elements for *_, elements in by_hand)
+this.text(f"""
+Algorithm 3 has 4 products: dV, dP, dQ and dK. Algorithm 4 has 5, since it computes S again. Its traffic for one head,
+with Bc = {flash_Bc}, so that Tc = {Tc}:
+""")
+this.show(report.table(["kernel", "tensor", "why", "formula", "elements"], by_hand), "")
+standard = (7 * N * N + 8 * N * d) / sum(elements for *_, elements in by_hand)
+this.text(f"""
+Algorithm 3, if each step reads its operands once, moves 7N² + 8Nd = {7 * N * N + 8 * N * d:,} elements: P and dS two
+reads each, dP one, dP and dS a write each. That is {standard:.2f} times as much.
+""")
+
+# %% The run.
+this.part("The run and its bill")
+this.running("the stages' backward passes, naive to flash2")
+ideal = {part: algorithm0(n=N, d=d, heads=H, direction=part) for part in ("forward", "backward", "both")}
+bills, found, errors = {}, {}, {}
+settings = {stage: this.blocks if stage == "flash2" else None for stage in nf.STAGES}
+for stage, blocks in settings.items():
+    with nf.ledger() as bills[stage]:
+        found[stage] = nf.attention_backward(*this.inputs, this.dout, stage=stage, blocks=blocks, device=where)
+    errors[stage] = this.exact_gradients(stage, found[stage], found["naive"])
+this.bill("flash", bills["flash"], predicted=predicted, algorithm0=ideal["both"], below=errors["flash"])
+this.text("""
+`initialise` and `flash` are the forward pass. "Algorithm 0" stands for both passes here, Algorithms 0 and 3: 11N² +
+12Nd elements per head.
+""")
+
+# %% flash2.
+this.part("FlashAttention-2: each result has one owner")
+this.text(f"""
+In Algorithm 4 dQ makes a round trip at every tile of keys, and all tiles of keys wait for each other, since they add
+to the same dQ. FlashAttention-2 (Dao 2023, arXiv:2307.08691, Algorithm 2) computes D once, before all else, and lets
+each tile of keys be a block of threads. There are two ways to form dQ then. All blocks can add to it in HBM; that
+comes below. Or a second kernel owns dQ, with the loops exchanged:
+
+    rowsum         D = rowsum(dO ∘ O)
+    backward_dKdV  a block owns {plural(Bc, "key")}; the queries pass by; stores dK_j, dV_j
+    backward_dQ    a block owns {f"{Br} queries" if Br > 1 else "1 query"}; the keys pass by; stores dQ_i
+
+The loop of backward_dQ:
+""")
+this.source(flash2_backward.make_dQ(Br, STREAM, d, float32), "if i < N:", "Alg. 2, l. 15")
+predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks, direction="both")
+this.bill("flash2", bills["flash2"], predicted=predicted2, algorithm0=ideal["both"], below=errors["flash2"])
+this.text(f"""
+S, P and dP are computed in both kernels: 4 products in the first, 3 in the second, 7 in all. What passes by is read
+once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V.
+""")
+
+# %% FLOPs up, bytes down.
+this.part("The FLOPs went up, the bytes went down")
+rows, traffic = [], {"Algorithms 0 and 3": ideal["both"].elements}
+for stage in nf.STAGES:
+    parts = [nf.predict(stage, n=N, d=d, heads=H).elements]
+    parts += [bills[stage].elements - parts[0], bills[stage].elements]
+    assert bills[stage] == nf.predict(stage, n=N, d=d, heads=H, direction="both", blocks=settings[stage])
+    work = nf.flops(stage, n=N, d=d, heads=H, direction="both", blocks=settings[stage])
+    rows.append([stage, *parts, f"{parts[2] / ideal['both'].elements:.2f}", work])
+    traffic |= {stage: parts[2]} if stage != "naive" else {}
+this.text("Elements of the two passes, counted, and FLOPs:")
+this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
+this.show(report.bars(traffic), "")
+FP32, TENSOR, BANDWIDTH = 19.5e12, 312e12, 1.555e12          # NVIDIA A100 datasheet, as in lesson 01
+ratio = rows[3][5] / rows[0][5]
+this.text(f"""
+(The bar of naive would be {rows[0][3] / rows[1][3]:.3g} times as long as that of tiled.) flash does {ratio:.2f} times
+the work of naive, and flash2 {rows[4][5] / rows[0][5]:.2f} times. In whole products: 2 forward and 4 backward are 6;
+with S once more 7; with S, P and dP twice 9.
+
+Why does it pay? P kept costs a store in the forward pass, and in the backward pass two loads; and since it lies there
+in HBM, row by row, dP and dS have to go there as well. A score computed again costs 2d = {2 * d} FLOPs. An A100
+has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte comes from HBM, and on tensor cores for
+{TENSOR / BANDWIDTH:.0f}. So in the time of one element of 4 bytes it does {4 * FP32 / BANDWIDTH:.0f} FLOPs in float32,
+and in the time of one of 2 bytes {2 * TENSOR / BANDWIDTH:.0f} on tensor cores. There, to compute a score of d = {d}
+again costs {2 * d / (2 * TENSOR / BANDWIDTH):.2f} times what one load of it would, and the standard passes load or
+store 11 elements per score.
+""")
+
+# %% Memory.
+this.part("What is kept between the passes")
+rows = []
+for stage in nf.STAGES:
+    has = kept(stage, n=N, d=d, heads=H)
+    large = kept(stage, n=65_536, d=64, heads=8, batch=16)
+    rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])
+this.text("""
+Beside Q, K, V and O, which every stage needs. The last column is for batch 16 and 8 heads of N = 65,536, with 2 bytes
+per element (the paper's Table 21 ends there; its A100 has 40 GB):
+""")
+this.show(report.table(["stage", "keeps", "elements", "at N = 65,536"], rows), "")
+this.text("""
+N² against N. This is why a longer context fits into memory with FlashAttention, and it is the part of the gain that
+does not depend on how fast the HBM is.
+""")
+
+# %% Determinism.
+this.part("Who adds, and in which order")
+third = [np.float32(x) for x in (1e8, -1e8, 1.5)]
+this.text(f"""
+The other way to form dQ, that of the CUDA package by default: each block of keys adds its part to dQ in HBM, with an
+atomic addition, so that no addition of another block is lost. One kernel, five products. But the blocks run in no
+fixed order, and floating-point sums depend on the order. In float32:
+
+    (1e8 + -1e8) + 1.5 = {(third[0] + third[1]) + third[2]:g}
+    1e8 + (-1e8 + 1.5) = {third[0] + (third[1] + third[2]):g}
+""")
+on_cpu = nf.device(where).name != "gpu"
+small = [x[:, : min(N, 128)] for x in (*this.inputs, this.dout)]
+this.running("both variants of flash2 20 times")
+rows = []
+for name, deterministic in (("owners", True), ("atomics", False)):
+    runs = []
+    for run in range(20):
+        with cpu.shuffled_blocks(run) if on_cpu else contextlib.nullcontext():
+            runs.append(nf.attention_backward(*small, deterministic=deterministic, blocks=(8, 8), device=where))
+    spread = max(float(np.abs(x[0] - y[0]).max()) for x in runs for y in runs)
+    different = [len({x[at].tobytes() for x in runs}) for at in range(3)]
+    bill = nf.predict("flash2", n=N, d=d, heads=H, direction="both", deterministic=deterministic, blocks=this.blocks)
+    work = nf.flops("flash2", n=N, d=d, heads=H, direction="both", deterministic=deterministic, blocks=this.blocks)
+    rows.append([name, *different, f"{spread:.0e}" if spread else "0", bill.elements, work])
+    this.figures[name] = {"different": different, "spread": spread}
+this.text(f"""
+How many different results came out of 20 runs of the first {plural(small[0].shape[1], "row")} with tiles of 8 keys
+({"blocks in a random order, which our engine draws" if on_cpu else "on this GPU"}), how far apart two dq are at most;
+and for all N the elements and FLOPs of both passes, predicted:
+""")
+this.show(report.table(["dq by", "dq", "dk", "dv", "apart", "elements", "FLOPs"], rows), "")
+this.text("""
+Both are right to within rounding. With owners the bits are the same in every run: a failed run can be repeated, and two
+versions of a program can be compared bit by bit. dk and dv have owners in both variants.
+
+What is faster depends on the machine: the atomics have fewer products, and a queue at each address. An atomic counts
+as a read and a write in the bill.
+""")
+
+this.part("Your turn")
+keys = next(keys for keys in (Bc // 2, Bc // 4, 4, 2, 1, 3) if keys and (tiles(N, keys) != Tc2 or keys == 3))
+half = Br, keys
+then = nf.predict("flash2", n=N, d=d, heads=H, blocks=half, direction="both")
+longer = 2 * N if N <= 2048 else N // 2
+there, ideal_there = nf.predict("flash2", n=longer, d=d, direction="both"), 11 * longer**2 + 12 * longer * d
+this.tries({
+    f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]}: which lines of the bill change? Together
+    {then.elements:,} elements.""",
+    f"--n {longer}": f"A training step of flash2 moves {there.elements / ideal_there:.3f} times 11N² + 12Nd then.",
+})
+this.text("""
+Check yourself: a variant of flash2's backward pass stores dS, N × N, in backward_dKdV and lets backward_dQ read it. How
+many products are left? How many elements does it move more, and how many less? For which Tr and d would it pay?
+""")
+this.end()
