@@ -220,6 +220,8 @@ def bill(flags):
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
     more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse")}
     more["deterministic"] = not flags.atomics
+    if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
+        raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
     sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
     operations = flops(flags.stage, **sizes, **more)
@@ -238,7 +240,7 @@ def bill(flags):
             below, right = report.error_line(error, naive=naive, bound=limit), error <= limit
             figures |= {"error": error, "naive_error": naive, "bound": limit}
         else:
-            found = gradient_errors(flags.stage, results, *inputs, place)
+            found = gradient_errors(flags, results, *inputs, place)
             below, right = report.gradient_error_lines(found), all(error <= limit for error, _, limit in found.values())
             figures["errors"] = {
                 name: dict(zip(("error", "naive_error", "bound"), figures, strict=True))
@@ -248,7 +250,8 @@ def bill(flags):
         figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
         figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}
     page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
-    page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, below=below), ""]
+    name = {"forward": "Algorithm 0", "backward": "Algorithm 3", "both": "Algorithms 0, 3"}[flags.direction]
+    page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, ideal=name, below=below), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
     page += [report.table(["floating-point operations", "FLOP per byte of HBM"], [[operations, a_byte]])]
     show(page, figures, flags.json)
@@ -295,14 +298,16 @@ def count(flags, place):
     return counted, gradients, (q, k, v, dout, scale)
 
 
-def gradient_errors(stage, gradients, q, k, v, dout, scale, place):
+def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
     single = q.dtype == np.float32
-    ours = gradients
-    if single and stage != "naive":
-        naive = attention_backward(q, k, v, dout, stage="naive", scale=scale, device=place)
-    else:
-        naive = ours if single else None
+    naive = ours if single else None
+    if single and flags.stage != "naive":
+        how = {"stage": "naive", "scale": scale, "device": place}
+        kept = {}
+        if flags.direction == "backward":
+            kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
+        naive = attention_backward(q, k, v, dout, **kept, **how)
     group = q.shape[1] // k.shape[1]
     worst = {name: np.zeros(3) for name in ("dq", "dk", "dv")}
     for b, g in np.ndindex(k.shape[:2]):

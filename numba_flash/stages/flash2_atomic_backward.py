@@ -26,7 +26,7 @@ from .online_softmax import make_weight
 
 @cache
 def make_backward(Br, Bc, d, real):
-    """One tile of keys a block; thread c has key c, with its rows of V_j, dK_j and dV_j."""
+    """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d + 1                                           # a column more: rows begin in different banks
     weight = make_weight(real)
 

@@ -41,7 +41,7 @@ def make_rowsum(real):
 
 @cache
 def make_dKdV(Br, Bc, d, real):
-    """One tile of keys a block; thread c has key c, with its rows of V_j, dK_j and dV_j."""
+    """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d + 1                                           # a column more: rows begin in different banks
     weight = make_weight(real)
 
