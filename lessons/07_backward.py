@@ -87,8 +87,8 @@ for at, (name, dX) in enumerate(zip("QKV", gradients(Q, K, V, dO, scale))):
     rows.append([name, f"{measured:.9f}", f"{said:.9f}", f"{abs(measured - said) / max(abs(said), 1):.0e}"])
 this.text(f"""
 A test that believes nothing: let F = ∑dO_it·O_it, whose derivative by O is dO. Move Q, K or V by +h·R and by -h·R, R a
-matrix of random numbers and h = {h:g}, and measure the slope (F₊ - F₋)/2h. By the formulas it is ∑dQ_it·R_it, and the
-same for K and V. ({f"First {n} rows" if n < N else "All rows"} of head 0, float64.)
+matrix of random numbers and h = {h:g}, and measure the slope, (F after the one - F after the other)/2h. By the
+formulas it is ∑dQ_it·R_it, and the same for K and V. ({f"First {n} rows" if n < N else "All rows"} of head 0, float64.)
 """)
 this.show(report.table(["moved", "slope, measured", "by the formulas", "relative difference"], rows), "")
 
@@ -128,8 +128,8 @@ this.show(report.table(["line", "what it says"], [
 ]), "")
 this.text(f"""
 (rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, in later
-lessons.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and its rows of dK_j and dV_j in
-registers. The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
+lessons.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and rows of its own of dK_j and dV_j.
+The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
 before these lines:
 """)
 this.source(flash_backward.make_backward(STREAM, flash_Bc, d, float32), "if j + c", "nobody still reads")
@@ -189,8 +189,8 @@ this.part("FlashAttention-2: each result has one owner")
 this.text(f"""
 In Algorithm 4 dQ makes a round trip at every tile of keys, and all tiles of keys wait for each other, since they add
 to the same dQ. FlashAttention-2 (Dao 2023, arXiv:2307.08691, Algorithm 2) computes D once, before all else, and lets
-each tile of keys be a block of threads. There are two ways to form dQ then. All blocks can add to it in HBM; that
-comes below. Or a second kernel owns dQ, with the loops exchanged:
+each tile of keys be a block of threads. How is dQ formed then? All blocks can add to it in HBM; that
+comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
 
     rowsum         D = rowsum(dO ∘ O)
     backward_dKdV  a block owns {plural(Bc, "key")}; the queries pass by; stores dK_j, dV_j
@@ -230,8 +230,9 @@ this.text(f"""
 the work of naive, and flash2 {rows[4][5] / rows[0][5]:.2f} times. In whole products: 2 forward and 4 backward are 6;
 with S once more 7; with S once more in each of two kernels, and dP in both, 9.
 
-When does it pay? Algorithm 3 loads or stores 7 elements per score, and the forward pass stores P for it. Algorithm 4
-has 2d = {2 * d} FLOPs per score instead. An A100 has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte
+When does it pay? Algorithm 3 loads or stores 7 elements per score, and the forward pass stores P for it. (A kernel that
+reads P, but fuses the rest, would still have a store and a load or two per score, and N² elements of memory.) Algorithm
+4 has 2d = {2 * d} FLOPs per score instead. An A100 has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte
 comes from HBM, so for {4 * FP32 / BANDWIDTH:.0f} in the time of one element: there a score computed again costs as much
 time as {2 * d / (4 * FP32 / BANDWIDTH):.2g} loads of one. On tensor cores it has time for {TENSOR / BANDWIDTH:.0f}
 FLOPs per byte, and for {2 * TENSOR / BANDWIDTH:.0f} in the time of an element of 2 bytes: there it costs as much as
@@ -242,8 +243,8 @@ FLOPs per byte, and for {2 * TENSOR / BANDWIDTH:.0f} in the time of an element o
 this.part("What is kept between the passes")
 rows = []
 for stage in nf.STAGES:
-    has = kept(stage, n=N, d=d, heads=H)
-    large = kept(stage, n=65_536, d=64, heads=8, batch=16)
+    has = kept(stage, n=N, heads=H)
+    large = kept(stage, n=65_536, heads=8, batch=16)
     rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])
 this.text("""
 Beside Q, K and V; and O, which Algorithm 3 does not need, since it gets D from P and dP. The last column is for batch
@@ -292,7 +293,8 @@ the largest error of dq against float64; and for all N the elements and FLOPs of
 this.show(report.table(["dq by", "dq", "dk", "dv", "apart", "error", "elements", "FLOPs"], rows), "")
 this.text("""
 Both are right to within rounding. With owners the bits are the same in every run: a failed run can be repeated, and two
-versions of a program can be compared bit by bit. dk and dv have owners in both variants.
+versions of a program can be compared bit by bit. dk and dv have owners in both variants. (A third way is between
+them: groups of blocks add to copies of dQ of their own, which are summed in a fixed order.)
 
 Which is faster depends on the machine: the atomics have fewer products, and a queue at each address. An atomic counts
 as a read and a write in the bill.

@@ -222,6 +222,8 @@ def bill(flags):
     more["deterministic"] = not flags.atomics
     if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
         raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
+    if flags.return_lse and flags.direction != "forward":
+        raise ValueError("--return-lse is for --direction forward")
     sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
     operations = flops(flags.stage, **sizes, **more)
@@ -230,7 +232,7 @@ def bill(flags):
     figures |= {"algorithm0": json.loads(ideal.to_json())}
     counted, below, good = None, None, True
     if not flags.predict_only:
-        part = "forward" if flags.direction == "forward" else "backward"
+        part = tiled_pass(flags)
         fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
         place = device(flags.device).name
         refuse_scores(flags, place)
@@ -258,13 +260,17 @@ def bill(flags):
     return 0 if good else 1
 
 
+def tiled_pass(flags):
+    """The pass whose tiles --blocks gives, as `blocks` names them."""
+    return "forward" if flags.direction == "forward" else "atomic" if flags.atomics else "backward"
+
+
 def facts(flags):
     keys = f", N_k = {flags.n_k:,}" if flags.n_k not in (None, flags.n) else ""
     batch = f"batch {flags.batch}, " if flags.batch > 1 else ""
     heads = f"{flags.heads} head" + "s" * (flags.heads > 1)
     shared = f" on {flags.kv_heads}" if flags.kv_heads not in (None, flags.heads) else ""
-    part = "forward" if flags.direction == "forward" else "backward"
-    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
+    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=tiled_pass(flags))
     tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
     passes = {"forward": "", "backward": ", backward", "both": ", both passes"}[flags.direction]
     return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{passes}"
@@ -308,6 +314,7 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
         if flags.direction == "backward":
             kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
         naive = attention_backward(q, k, v, dout, **kept, **how)
+    from_lse = flags.stage == "flash2" or flags.direction == "backward"
     group = q.shape[1] // k.shape[1]
     worst = {name: np.zeros(3) for name in ("dq", "dk", "dv")}
     for b, g in np.ndindex(k.shape[:2]):
@@ -319,7 +326,7 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
             [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
             for results in (ours, naive or ours)
         )
-        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype).values()
+        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse).values()
         for name, *found in zip(worst, error, own, limits, strict=True):
             worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
     return {

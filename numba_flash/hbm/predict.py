@@ -347,7 +347,7 @@ def predict(
     hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
 
-    direction: "forward" for `attention`, where `return_lse` adds the kernel that forms L; "backward" for
+    direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,
     in tiles that fit, and keeps of it what the stage wants. `blocks` are those of the backward pass then;
     `deterministic` as in `attention_backward`.
@@ -392,10 +392,11 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     return _bill({name: kernel for form in forms for name, kernel in form(p).items()} if p.N else {}, p)
 
 
-def kept(stage, *, n, d, n_k=None, heads=1, batch=1):
+def kept(stage, *, n, n_k=None, heads=1, batch=1):
     """What a stage keeps for the backward pass, beside Q, K, V and O -> {tensor: elements}; arguments as `predict`."""
-    _, p = _problem(stage, (n, d, n_k, heads, None, batch), "forward", "float32", None, STATIC_SHARED, False, True)
-    rows, scores = p.heads * p.N, p.heads * p.N * p.N_k
+    check_stage(stage, _FORMS["forward"])
+    rows = integer("n", n) * integer("heads", heads, 1) * integer("batch", batch, 1)
+    scores = rows * (n if n_k is None else integer("n_k", n_k))
     matrix = {"P": scores}
     return {
         "naive": matrix,
@@ -435,7 +436,8 @@ def _problem(stage, sizes, direction, dtype, blocks, sram, return_lse, determini
         )
 
     def problem(direction, blocks):
-        sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=direction)
+        tiling = "atomic" if direction == "backward" and not deterministic else direction
+        sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=tiling)
         return Problem(
             n,
             n_k,
@@ -451,6 +453,7 @@ def _problem(stage, sizes, direction, dtype, blocks, sram, return_lse, determini
     if direction == "both":  # square tiles serve both passes
         own = TILINGS["forward"][stage]
         parts = {"forward": problem("forward", blocks if own is None or own.square else None)}
+        parts["forward"] = replace(parts["forward"], return_lse=False)  # what the pass itself does not want
         parts["backward"] = replace(problem("backward", blocks), kept=True)
     else:
         parts = {direction: problem(direction, blocks)}

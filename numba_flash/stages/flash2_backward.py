@@ -42,7 +42,7 @@ def make_rowsum(real):
 @cache
 def make_dKdV(Br, Bc, d, real):
     """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
@@ -99,7 +99,7 @@ def make_dKdV(Br, Bc, d, real):
 @cache
 def make_dQ(Br, Bc, d, real):
     """One tile of queries a block; thread r has query r, with its rows of Q_i and dQ_i."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
@@ -128,9 +128,10 @@ def make_dQ(Br, Bc, d, real):
             if i < N:
                 for c in range(min(Bc, N_k - j)):
                     s = real(0)
-                    dp = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
+                    dp = real(0)
+                    for t in range(d):
                         dp += dO_i[r, t] * V_j[c, t]         # Alg. 2, l. 13
                     ds = weight(s * scale, L_i) * (dp - D_i)  # Alg. 2, l. 11 and 14
                     for t in range(d):
