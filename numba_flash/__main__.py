@@ -37,6 +37,7 @@ from .errors import KernelError
 from .hbm.predict import DIRECTIONS, algorithm0
 
 PROGRAM = "python -m numba_flash"
+SIZES = ("n", "d", "heads", "batch")  # of a figure
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
 
 
@@ -104,13 +105,14 @@ def make_parser():
     names = f"one of: {', '.join(paper.FIGURES)}"
     sub.add_argument("figure", nargs="?", choices=paper.FIGURES, metavar="NAME", help=names)
     for flag, most, meaning in (
-        ("n", 10**8, "N, the number of queries and of keys"),
+        ("n", 10**8, "N, the number of queries and of keys; the largest where a figure has several"),
         ("d", 10**4, "d, the number of columns of a head"),
         ("heads", 10**4, "number of heads"),
         ("batch", 10**4, "size of the batch"),
     ):
-        sign, meaning = flag[0].upper(), f"{meaning} (default: the paper's %(default)s)"
-        sub.add_argument(f"--{flag}", type=number(1, most), default=paper.GPT2_MEDIUM[flag], metavar=sign, help=meaning)
+        theirs = ", ".join(f"{figure.PAPER[flag]} in {name}" for name, figure in paper.FIGURES.items())
+        meaning = f"{meaning} (default: the paper's, {theirs})"
+        sub.add_argument(f"--{flag}", type=number(1, most), metavar=flag[0].upper(), help=meaning)
     add_json(sub)
 
     sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
@@ -360,16 +362,18 @@ def errors(stage, out, q, k, v, scale, place):
 
 def draw(flags):
     if not flags.figure:
-        given = [name for name, default in paper.GPT2_MEDIUM.items() if getattr(flags, name) != default]
-        if given:
-            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {next(iter(paper.FIGURES))}")
-        how = f"Print one by its name:\n   {PROGRAM} figures {next(iter(paper.FIGURES))}"
-        page = [report.table(["name", "figure"], list(paper.FIGURES.items())), "", report.prose(how)]
-        show(page, paper.FIGURES, flags.json)
+        first = next(iter(paper.FIGURES))
+        if given := [name for name in SIZES if getattr(flags, name) is not None]:
+            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {first}")
+        titles = {name: figure.TITLE for name, figure in paper.FIGURES.items()}
+        how = f"Print one by its name:\n   {PROGRAM} figures {first}"
+        show([report.table(["name", "figure"], list(titles.items())), "", report.prose(how)], titles, flags.json)
         return 0
-    figures = paper.middle(n=flags.n, d=flags.d, heads=flags.heads, batch=flags.batch)
-    show(paper.page(figures), figures, flags.json)
-    return 1 if figures["equal"] is False else 0
+    figure = paper.FIGURES[flags.figure]
+    sizes = {name: figure.PAPER[name] if getattr(flags, name) is None else getattr(flags, name) for name in SIZES}
+    figures = figure.compute(**sizes)
+    show(figure.page(figures), figures, flags.json)
+    return 1 if figures.get("equal") is False else 0
 
 
 # --- doctor and bench -------------------------------------------------------------------------------------------------

@@ -181,10 +181,14 @@ class Blocks:
         return math.ceil(self.threads / WARP) * WARP * math.ceil(self.registers / 8) * 8
 
     @property
+    def threads_fit(self):
+        """Whether a block of the device can have so many threads, with the registers they take."""
+        return self.threads <= THREADS and self.block_registers <= REGISTERS
+
+    @property
     def fits(self):
         """Whether a block of the device holds such tiles in static shared memory."""
-        few = self.threads <= THREADS and self.block_registers <= REGISTERS
-        return few and self.shared_bytes <= STATIC_SHARED
+        return self.threads_fit and self.shared_bytes <= STATIC_SHARED
 
     def __iter__(self):
         return iter((self.Br, self.Bc))

@@ -1,6 +1,5 @@
 """The flash stages allocate no array of N_q × N_k elements: every allocation that attention makes, recorded."""
 
-import importlib
 import math
 
 import numpy as np
@@ -8,39 +7,30 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import reference
+from numba_flash.engine.memory import allocations
 from numba_flash.hbm.predict import kept
 
 N, N_K, D = 32, 16_384, 8
-MODULES = [*nf.STAGES, *(f"{stage}_backward" for stage in nf.STAGES)]
 
 
-def allocated(stage, monkeypatch):
+def allocated(stage):
     """The number of elements of each array that a run of the stage allocates on the device."""
-    sizes = []
-
-    def record(shape, dtype, device=None):
-        sizes.append(math.prod(shape))
-        return nf.empty(shape, dtype, device)
-
-    for name in MODULES:
-        monkeypatch.setattr(importlib.import_module(f"numba_flash.stages.{name}"), "empty", record)
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((n, D), dtype=np.float32) for n in (N, N_K, N_K, N))
-    forward = nf.attention(q, k, v, stage=stage, return_lse=True)
-    of_forward = sizes.copy()
-    sizes.clear()
-    backward = nf.attention_backward(q, k, v, dout, stage=stage, out=forward[0], lse=forward[1])
-    of_backward = sizes.copy()
+    with allocations() as of_forward:
+        forward = nf.attention(q, k, v, stage=stage, return_lse=True)
+    with allocations() as of_backward:
+        backward = nf.attention_backward(q, k, v, dout, stage=stage, out=forward[0], lse=forward[1])
     results = *forward, *backward
     truth = *reference.attention(q, k, v), *reference.attention_backward(q, k, v, dout)
     for got, expected in zip(results, truth, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
-    return of_forward, of_backward
+    return tuple([math.prod(shape) for shape, _ in made] for made in (of_forward, of_backward))
 
 
 @pytest.mark.parametrize("stage", ["flash", "flash2"])
-def test_no_matrix_of_scores(stage, monkeypatch):
-    forward, backward = allocated(stage, monkeypatch)
+def test_no_matrix_of_scores(stage):
+    forward, backward = allocated(stage)
     assert max(forward) == N * D
     assert sum(forward) <= N * (D + 3)
     assert max(backward) == N_K * D  # dK and dV
@@ -48,8 +38,8 @@ def test_no_matrix_of_scores(stage, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", ["naive", "tiled", "online_softmax"])
-def test_the_record_sees_the_matrices_of_the_others(stage, monkeypatch):
-    forward, backward = allocated(stage, monkeypatch)
+def test_the_record_sees_the_matrices_of_the_others(stage):
+    forward, backward = allocated(stage)
     assert forward.count(N * N_K) == (1 if stage == "online_softmax" else 2)  # S and P
     assert backward.count(N * N_K) == 4  # S, P, dP, dS
 
