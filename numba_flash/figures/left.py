@@ -64,7 +64,8 @@ def products(name, deterministic, side=1024):
 
 def largest(sizes, deterministic, itemsize):
     """flash2 in the tiles that move least, forward and backward, of those that fit -> figures; None where none fit."""
-    tried = {direction: fitting(direction, sizes["n"], sizes["d"], itemsize) for direction in ("forward", "backward")}
+    tilings = {"forward": "forward", "backward": "backward" if deterministic else "atomic"}
+    tried = {part: fitting(tiling, sizes["n"], sizes["d"], itemsize) for part, tiling in tilings.items()}
     if not all(tried.values()):
         return None
     found, moved, work = {}, 0, 0
@@ -221,7 +222,7 @@ def difference(figures, best):
         have none of them. The figure does not say which there were.
 
         The flash side. {flash} GB is {1e9 * flash / thin:.1f} Nd passes. Ours is {best["bytes"] / thin:.1f}, and
-        {wide["bytes"] / thin:.1f} with rows in 32 bits: the paper's is between. So our flash side is near the paper's.
+        {wide["bytes"] / thin:.1f} with rows in 32 bits. So our flash side is near the paper's.
         {standard} GB over ours is {1e9 * standard / best["bytes"]:.1f}, in 32 bits
         {1e9 * standard / wide["bytes"]:.1f}. What sets the ratios apart is the standard side.
     """)
