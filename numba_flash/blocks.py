@@ -79,7 +79,7 @@ def _owner_tiles(Br, Bc, d):
         "dO_i": (STREAM, d),
         "L_i, D_i": (2, STREAM),
     }
-    own_queries = {"dO_i": (Br, d | 1), "K_j": (STREAM, d), "V_j": (STREAM, d)}
+    own_queries = {"K_j": (STREAM, d), "V_j": (STREAM, d)}
     return max(own_keys, own_queries, key=_elements)
 
 
@@ -99,17 +99,13 @@ _SQUARE = Tiling(
     lambda d, elements: (_side(elements),) * 2,
 )
 _KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, 2, _queries_and_keys)  # its rows of dK_j and dV_j
-# One kernel with a thread for each of Bc keys; another with one for each of Br queries, with its rows of Q_i and dQ_i,
-# and a copy of that of dO_i, which the compiler makes.
+# One kernel with a thread for each of Bc keys; another with one for each of Br queries, with its rows of Q_i, dO_i, dQ_i.
 _OWNERS = Tiling(
     False,
     lambda Br, Bc: max(Br, Bc),
     _owner_tiles,
     3,
-    lambda d, elements: (
-        _whole_warps((elements - 2 * STREAM * d) // (d | 1)),
-        _whole_warps((elements - 2 * STREAM * (d + 1)) // (2 * (d | 1))),
-    ),
+    lambda d, elements: (128, _whole_warps((elements - 2 * STREAM * (d + 1)) // (2 * (d | 1)))),
 )
 
 TILINGS = {

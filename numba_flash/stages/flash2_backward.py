@@ -98,16 +98,15 @@ def make_dKdV(Br, Bc, d, real):
 
 @cache
 def make_dQ(Br, Bc, d, real):
-    """One tile of queries a block; thread r has query r, with its rows of Q_i and dQ_i."""
-    padded = d | 1                                           # odd, so that rows begin in different banks
+    """One tile of queries a block; thread r has query r, with its rows of Q_i, dO_i and dQ_i."""
     weight = make_weight(real)
 
     @cuda.jit
     def backward_dQ(Q, K, V, dO, L, D, dQ, scale):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
-        dO_i = cuda.shared.array((Br, padded), real)         # a third row is too much for a thread's registers
         Q_i = cuda.local.array(d, real)                      # one row: that of this thread
+        dO_i = cuda.local.array(d, real)
         dQ_i = cuda.local.array(d, real)
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
@@ -116,7 +115,7 @@ def make_dQ(Br, Bc, d, real):
         N, N_k = Q.shape[1], K.shape[1]
         for t in range(d):
             Q_i[t] = Q[h, i, t] if i < N else real(0)
-            dO_i[r, t] = dO[h, i, t] if i < N else real(0)
+            dO_i[t] = dO[h, i, t] if i < N else real(0)
             dQ_i[t] = real(0)
         L_i = L[h, i] if i < N else real(0)
         D_i = D[h, i] if i < N else real(0)
@@ -128,11 +127,10 @@ def make_dQ(Br, Bc, d, real):
             if i < N:
                 for c in range(min(Bc, N_k - j)):
                     s = real(0)
-                    for t in range(d):
-                        s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
                     dp = real(0)
                     for t in range(d):
-                        dp += dO_i[r, t] * V_j[c, t]         # Alg. 2, l. 13
+                        s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
+                        dp += dO_i[t] * V_j[c, t]            # Alg. 2, l. 13
                     ds = weight(s * scale, L_i) * (dp - D_i)  # Alg. 2, l. 11 and 14
                     for t in range(d):
                         dQ_i[t] += ds * K_j[c, t]            # Alg. 2, l. 15

@@ -78,7 +78,7 @@ def fits(direction, Br, Bc, d, row_bytes):
     if direction == "forward":
         shared = 2 * Bc * d + Bc * Br
     elif direction == "backward":
-        shared = max(2 * Bc * odd + 8 * (2 * d + 2), Br * odd + 2 * 8 * d)
+        shared = max(2 * Bc * odd + 8 * (2 * d + 2), 2 * 8 * d)
     else:
         shared = 2 * Bc * odd + Br * (2 * d + 3) + Br * Bc
     rows = (3 if direction == "backward" else 2) * d * row_bytes // 4
