@@ -99,7 +99,7 @@ _SQUARE = Tiling(
     lambda d, elements: (_side(elements),) * 2,
 )
 _KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, 2, _queries_and_keys)  # its rows of dK_j and dV_j
-# One kernel with a thread for each of Bc keys; another with one for each of Br queries, with its rows of Q_i, dO_i, dQ_i.
+# One kernel with a thread for each of Bc keys; another with one for each of Br queries: its rows of Q_i, dO_i and dQ_i.
 _OWNERS = Tiling(
     False,
     lambda Br, Bc: max(Br, Bc),

@@ -1,7 +1,7 @@
 """On a GPU: rows that `blocks` says are in registers are, and a thread takes no more registers than it says.
 
-The kernel of dQ, which has three rows, spills 16 of its values at d = 64; with its row of dO in shared memory instead it
-spills none, and took 3.6 times as long on an H200.
+The kernel of dQ, which has three rows, spills 16 of its values at d = 64; with its row of dO in shared memory instead
+it spills none, and took 3.6 times as long on an H200.
 """
 
 import importlib
