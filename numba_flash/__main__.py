@@ -246,10 +246,8 @@ def bill(flags):
         else:
             found = gradient_errors(flags, results, *inputs, place)
             below, right = report.gradient_error_lines(found), all(error <= limit for error, _, limit in found.values())
-            figures["errors"] = {
-                name: dict(zip(("error", "naive_error", "bound"), figures, strict=True))
-                for name, figures in found.items()
-            }
+            kinds = "error", "naive_error", "bound"
+            figures["errors"] = {name: dict(zip(kinds, three, strict=True)) for name, three in found.items()}
         good = counted == predicted and right
         figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
         figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}

@@ -305,15 +305,15 @@ def _check_memory(place, operands):
     """OutOfMemory, before anything is allocated, where the copies that must be made do not fit."""
     strided = [operand for operand in operands if not _is_contiguous(operand)]
     on_device = operands[0].on_device
-    if not on_device:
+    if strided and not on_device:
         engine.refuse_if_too_large(_total(strided), f"a contiguous copy of {_names(strided)}", "cpu")
-    if place != "cpu":
-        copied = strided if on_device else operands
+    copied = strided if on_device else operands
+    if copied and place != "cpu":
         engine.refuse_if_too_large(_total(copied), f"a copy of {_names(copied)} on the device", place)
 
 
 def _names(operands):
-    *most, last = [operand.name for operand in operands] or ["q"]
+    *most, last = (operand.name for operand in operands)
     return f"{', '.join(most)} and {last}" if most else last
 
 

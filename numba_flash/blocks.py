@@ -60,14 +60,10 @@ def _key_tiles(rows, Bc, d):
     return own | {"Q_i": (rows, d), "dO_i": (rows, d), "dS_ij": (rows, Bc), "l_i, m_i, D_i": (3, rows)}
 
 
-def _keys(d, elements, rows=STREAM):
-    """As many keys as fit, beside tiles of so many queries."""
-    return _whole_warps((elements - rows * (2 * d + 3)) // (2 * (d | 1) + rows))
-
-
 def _queries_and_keys(d, elements):
+    """A tile of up to STREAM queries, and as many keys as fit beside it."""
     rows = max(1, min(STREAM, (elements - 2 * (d | 1)) // (2 * d + 4)))  # fewer where not even one key would fit
-    return rows, _keys(d, elements, rows)
+    return rows, _whole_warps((elements - rows * (2 * d + 3)) // (2 * (d | 1) + rows))
 
 
 def _owner_tiles(Br, Bc, d):

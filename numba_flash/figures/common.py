@@ -43,7 +43,7 @@ def aligned(header, rows, names=1):
 
 
 def heads_and_batch(figures):
-    """ "16 heads, batch 64", for a heading."""
+    """The heads and the batch, for a heading: 16 heads, batch 64."""
     return f"{figures['heads']:,} head{'s' * (figures['heads'] > 1)}, batch {figures['batch']:,}"
 
 

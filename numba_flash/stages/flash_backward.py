@@ -124,7 +124,7 @@ def make_backward(Br, Bc, d, real):
                 for t in range(d):
                     dK[g, j + c, t] = dK_j[t] * scale        # Alg. 4, l. 24
                     dV[g, j + c, t] = dV_j[t]
-            cuda.syncthreads()                               # nobody still reads the K_j that the next step overwrites
+            cuda.syncthreads()                               # nobody still reads K_j
 
     return flash_backward
 
