@@ -13,11 +13,13 @@ from numba_flash.blocks import STREAM, check_blocks, tiles
 from numba_flash.engine import cpu
 from numba_flash.hbm.predict import algorithm0, kept
 from numba_flash.lesson import plural
+from numba_flash.masks import no_mask
 from numba_flash.stages import flash2_backward, flash_backward, naive_backward
 
 this = lesson.start("07 · backward", n=512, stage="flash2", direction="backward", blocks=None,
                     meanings={"blocks": "Br queries and Bc keys that a block of flash2's kernels owns"})  # fmt: skip
 N, d, H, where = this.n, this.d, this.heads, this.device
+none = no_mask()                                             # masks are for lesson 08
 flash_Bc = check_blocks("flash", None, d=d, direction="backward").Bc
 Br, Bc = check_blocks("flash2", this.blocks, d=d, direction="backward")
 Tc, Tr2, Tc2 = tiles(N, flash_Bc), tiles(N, Br), tiles(N, Bc)
@@ -48,19 +50,22 @@ def gradients(Q, K, V, dO, scale):
 
 this.part("The derivation")
 this.text("""
-Write L for the loss in this part, and dX for the matrix of ∂L/∂X_ij. Each step of attention is undone by the chain
+Write F for the loss in this part, and dX for the matrix of ∂F/∂X_ij. Each step of attention is undone by the chain
 rule, from the last to the first.
 
-O = P V. O_it = ∑_j P_ij·V_jt, so P_ij has a share in each O_it of row i, by V_jt: dP_ij = ∑_t dO_it·V_jt, which is
-dP = dO Vᵀ. In the same way dV = Pᵀ dO.
+O = P V, or O_it = ∑_j P_ij·V_jt. So ∂O_it/∂P_ij = V_jt and ∂O_it/∂V_jt = P_ij, and the chain rule sums over all O_it
+that an element has a part in:
 
-P = softmax(S). In one row P_j = exp(S_j)/l with l = ∑exp(S_k). A change of S_k changes exp(S_k) and l, so
-∂P_j/∂S_k is P_j·(1 - P_j) for j = k, and -P_j·P_k otherwise. Then
+    dP_ij = ∑_t dO_it·V_jt     which is dP = dO Vᵀ
+    dV_jt = ∑_i P_ij·dO_it     which is dV = Pᵀ dO
 
-    dS_k = ∑_j dP_j·∂P_j/∂S_k = P_k·dP_k - P_k·∑_j P_j·dP_j
+P = softmax(S). In one row P_j = exp(S_j)/∑_k exp(S_k). (To subtract the maximum from all S_k first changes no P_j, and
+so no derivative.) By the quotient rule ∂P_j/∂S_k is P_k - P_k·P_k for j = k, and -P_j·P_k otherwise. Then
+
+    dS_k = ∑_j dP_j·∂P_j/∂S_k = dP_k·P_k - ∑_j dP_j·P_j·P_k
          = P_k·(dP_k - D)     with D = ∑_j P_j·dP_j
 
-S = scale·Q Kᵀ. As with the first step: dQ = scale·dS K and dK = scale·dSᵀ Q. In NumPy:
+S = scale·Q Kᵀ. As in the first step: dQ = scale·dS K and dK = scale·dSᵀ Q. In NumPy:
 """)
 this.source(gradients)
 this.text("""
@@ -68,7 +73,7 @@ D has a second form, which is the key to this lesson. Put dP_j = ∑_t dO_t·V_j
 
     D = ∑_j P_j·∑_t dO_t·V_jt = ∑_t dO_t·∑_j P_j·V_jt = ∑_t dO_t·O_t
 
-So D_i is a sum over the d products of row i of dO and O. It needs no row of P.
+So D_i comes from row i of dO and row i of O, d products. It needs no row of P.
 """)
 
 # %% A test of the formulas.
@@ -83,21 +88,22 @@ for at, (name, dX) in enumerate(zip("QKV", gradients(Q, K, V, dO, scale))):
     measured, said = (up - down) / (2 * h), (dX * step).sum()
     rows.append([name, f"{measured:.9f}", f"{said:.9f}", f"{abs(measured - said) / max(abs(said), 1):.0e}"])
 this.text(f"""
-A test that believes nothing: with L = ∑dO_it·O_it (whose derivative by O is dO), move Q, K or V by ±{h:g} in a random
-direction, and see how L changes. (First {plural(n, "row")} of head 0, float64.)
+A test that believes nothing: let F = ∑dO_it·O_it, whose derivative by O is dO. Move Q, K or V by +h·R and by -h·R, R a
+matrix of random numbers and h = {h:g}, and measure the slope, (F after the one - F after the other)/2h. By the
+formulas it is ∑dQ_it·R_it, and the same for K and V. ({f"First {n} rows" if n < N else "All rows"} of head 0, float64.)
 """)
-this.show(report.table(["moved", "change of L, measured", "by the formulas", "difference"], rows), "")
+this.show(report.table(["moved", "slope, measured", "by the formulas", "relative difference"], rows), "")
 
 # %% Algorithm 3.
 this.part("Standard: keep P")
 this.text("""
 Algorithm 3 of the paper is this function with P kept from the forward pass: five steps, and each result goes to
-HBM. dP and dS are N × N matrices, too. In the stage `naive` a step is a kernel, one thread per element; this one has
-a thread per row:
+HBM. dP and dS are N × N matrices, too. In the stage `naive` a step is a kernel with one thread per element, but for
+`backward_dS`, which has one per row:
 """)
 this.source(naive_backward.make_dS(float32), "D_i = real", "Alg. 3")
 this.text("""
-`tiled` and `online_softmax` compute the four products in shared tiles, as in lesson 03. (online_softmax never stored
+`tiled` and `online_softmax` compute the products in shared tiles, as in lesson 03. (online_softmax never stored
 P. It keeps S, m and l, and forms P first: to spare P in the forward pass alone is no gain in training.)
 """)
 
@@ -122,23 +128,26 @@ this.show(report.table(["line", "what it says"], [
     ["22", "dK_j += scale·dS_ijᵀ Q_i"],
     ["24", "store dK_j, dV_j"],
 ]), "")
-this.text("""
-(∘ is the product element by element; 12, 14, 15 and 18 are masks and dropout, in later lessons.) In our kernel a
-thread has one key c of the tile, and its rows of dK_j and dV_j in registers. It meets the queries r of a tile one after
-another:
+this.text(f"""
+(rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, in later
+lessons.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and rows of its own of dK_j and dV_j.
+The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
+before these lines:
 """)
-this.source(flash_backward.make_backward(STREAM, flash_Bc, d, float32), "if j + c", "nobody still reads")
+kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first)
+this.source(kernel, "if j + c", "nobody still reads")
 this.text("""
-dK_j and dV_j are sums over queries, which one thread meets one by one. dQ_i is a sum over keys, which lie in all
-threads and all tiles: so dS_ij goes through shared memory, and dQ to HBM and back at every tile of keys.
+dK_j and dV_j are sums over queries, which one thread meets one by one. (The scale of line 22 is left to the end: dK_j
+is multiplied once, when it is stored.) dQ_i is a sum over keys, which lie in all threads and all tiles: so dS_ij goes
+through shared memory, and dQ to HBM and back at every tile of keys.
 """)
 
 # %% The prediction, by hand.
 this.part("A prediction: products and traffic")
 this.ask("""
 Count the products of two matrices (each is 2N²d FLOPs): how many does Algorithm 3 have, and how many Algorithm 4? Then,
-for one head: how often does Algorithm 4 load each element of K, of V and of Q, O, dO, dQ, l, m, and how often does it
-store dQ, dK and dV? Tc is the number of tiles of keys. Write a formula in N, d and Tc for each line of the table.
+for one head, with Tc tiles of keys, write a formula in N, d and Tc for what Algorithm 4 moves: loads of K and V; loads
+of Q, O and dO; loads of l and m; loads and stores of dQ; stores of dK and dV. And what does line 5 store?
 """)
 by_hand = [
     ("initialise_dQ", "dQ stores", "line 5", "Nd", N * d),
@@ -172,10 +181,10 @@ for stage, blocks in settings.items():
     with nf.ledger() as bills[stage]:
         found[stage] = nf.attention_backward(*this.inputs, this.dout, stage=stage, blocks=blocks, device=where)
     errors[stage] = this.exact_gradients(stage, found[stage], found["naive"])
-this.bill("flash", bills["flash"], predicted=predicted, algorithm0=ideal["both"], below=errors["flash"])
+yardstick = {"algorithm0": ideal["both"], "ideal": "Algorithms 0, 3"}
+this.bill("flash", bills["flash"], predicted=predicted, **yardstick, below=errors["flash"])
 this.text("""
-`initialise` and `flash` are the forward pass. "Algorithm 0" stands for both passes here, Algorithms 0 and 3: 11N² +
-12Nd elements per head.
+`initialise` and `flash` are the forward pass. Algorithms 0 and 3 together move 11N² + 12Nd elements per head.
 """)
 
 # %% flash2.
@@ -183,8 +192,8 @@ this.part("FlashAttention-2: each result has one owner")
 this.text(f"""
 In Algorithm 4 dQ makes a round trip at every tile of keys, and all tiles of keys wait for each other, since they add
 to the same dQ. FlashAttention-2 (Dao 2023, arXiv:2307.08691, Algorithm 2) computes D once, before all else, and lets
-each tile of keys be a block of threads. There are two ways to form dQ then. All blocks can add to it in HBM; that
-comes below. Or a second kernel owns dQ, with the loops exchanged:
+each tile of keys be a block of threads. How is dQ formed then? All blocks can add to it in HBM; that
+comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
 
     rowsum         D = rowsum(dO ∘ O)
     backward_dKdV  a block owns {plural(Bc, "key")}; the queries pass by; stores dK_j, dV_j
@@ -192,12 +201,13 @@ comes below. Or a second kernel owns dQ, with the loops exchanged:
 
 The loop of backward_dQ:
 """)
-this.source(flash2_backward.make_dQ(Br, STREAM, d, float32), "if i < N:", "Alg. 2, l. 15")
+this.source(flash2_backward.make_dQ(Br, STREAM, d, float32, none.allowed, none.seen), "if i < N:", "Alg. 2, l. 15")
 predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks, direction="both")
-this.bill("flash2", bills["flash2"], predicted=predicted2, algorithm0=ideal["both"], below=errors["flash2"])
+this.bill("flash2", bills["flash2"], predicted=predicted2, **yardstick, below=errors["flash2"])
 this.text(f"""
-S, P and dP are computed in both kernels: 4 products in the first, 3 in the second, 7 in all. What passes by is read
-once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V.
+S, P and dP are computed in both kernels: 4 products in the first, 3 in the second, 7 in all. What passes by, in tiles
+of {STREAM} rows, is read once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V. How many
+rows pass by at a time makes no difference to the bill.
 """)
 
 # %% FLOPs up, bytes down.
@@ -210,7 +220,10 @@ for stage in nf.STAGES:
     work = nf.flops(stage, n=N, d=d, heads=H, direction="both", blocks=settings[stage])
     rows.append([stage, *parts, f"{parts[2] / ideal['both'].elements:.2f}", work])
     traffic |= {stage: parts[2]} if stage != "naive" else {}
-this.text("Elements of the two passes, counted, and FLOPs:")
+this.text("""
+Elements of the forward pass, of the rest and of both, counted, and FLOPs. (So the standard stages have P here. From O
+and L alone they would have to form it again.)
+""")
 this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
 this.show(report.bars(traffic), "")
 FP32, TENSOR, BANDWIDTH = 19.5e12, 312e12, 1.555e12          # NVIDIA A100 datasheet, as in lesson 01
@@ -218,27 +231,27 @@ ratio = rows[3][5] / rows[0][5]
 this.text(f"""
 (The bar of naive would be {rows[0][3] / rows[1][3]:.3g} times as long as that of tiled.) flash does {ratio:.2f} times
 the work of naive, and flash2 {rows[4][5] / rows[0][5]:.2f} times. In whole products: 2 forward and 4 backward are 6;
-with S once more 7; with S, P and dP twice 9.
+with S once more 7; with S once more in each of two kernels, and dP in both, 9.
 
-Why does it pay? P kept costs a store in the forward pass, and in the backward pass two loads; and since it lies there
-in HBM, row by row, dP and dS have to go there as well. A score computed again costs 2d = {2 * d} FLOPs. An A100
-has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte comes from HBM, and on tensor cores for
-{TENSOR / BANDWIDTH:.0f}. So in the time of one element of 4 bytes it does {4 * FP32 / BANDWIDTH:.0f} FLOPs in float32,
-and in the time of one of 2 bytes {2 * TENSOR / BANDWIDTH:.0f} on tensor cores. There, to compute a score of d = {d}
-again costs {2 * d / (2 * TENSOR / BANDWIDTH):.2f} times what one load of it would, and the standard passes load or
-store 11 elements per score.
+When does it pay? Algorithm 3 loads or stores 7 elements per score, and the forward pass stores P for it. (A kernel that
+reads P, but fuses the rest, would still have a store and a load or two per score, and N² elements of memory.) Algorithm
+4 has 2d = {2 * d} FLOPs per score instead. An A100 has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte
+comes from HBM, so for {4 * FP32 / BANDWIDTH:.0f} in the time of one element: there a score computed again costs as much
+time as {2 * d / (4 * FP32 / BANDWIDTH):.2g} loads of one. On tensor cores it has time for {TENSOR / BANDWIDTH:.0f}
+FLOPs per byte, and for {2 * TENSOR / BANDWIDTH:.0f} in the time of an element of 2 bytes: there it costs as much as
+{2 * d / (2 * TENSOR / BANDWIDTH):.2g} loads. (Both are the peak rates of the datasheet.)
 """)
 
 # %% Memory.
 this.part("What is kept between the passes")
 rows = []
 for stage in nf.STAGES:
-    has = kept(stage, n=N, d=d, heads=H)
-    large = kept(stage, n=65_536, d=64, heads=8, batch=16)
+    has = kept(stage, n=N, heads=H)
+    large = kept(stage, n=65_536, heads=8, batch=16)
     rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])
 this.text("""
-Beside Q, K, V and O, which every stage needs. The last column is for batch 16 and 8 heads of N = 65,536, with 2 bytes
-per element (the paper's Table 21 ends there; its A100 has 40 GB):
+Beside Q, K and V; and O, which Algorithm 3 does not need, since it gets D from P and dP. The last column is for batch
+16 and 8 heads of N = 65,536, with 2 bytes per element (the paper's Table 21 ends there; its A100 has 40 GB):
 """)
 this.show(report.table(["stage", "keeps", "elements", "at N = 65,536"], rows), "")
 this.text("""
@@ -258,7 +271,9 @@ fixed order, and floating-point sums depend on the order. In float32:
     1e8 + (-1e8 + 1.5) = {third[0] + (third[1] + third[2]):g}
 """)
 on_cpu = nf.device(where).name != "gpu"
-small = [x[:, : min(N, 128)] for x in (*this.inputs, this.dout)]
+n = min(N, 128)
+small = [x[:, :n] for x in (*this.inputs, this.dout)]
+truth = reference.attention_backward(*small)[0]
 this.running("both variants of flash2 20 times")
 rows = []
 for name, deterministic in (("owners", True), ("atomics", False)):
@@ -270,19 +285,21 @@ for name, deterministic in (("owners", True), ("atomics", False)):
     different = [len({x[at].tobytes() for x in runs}) for at in range(3)]
     bill = nf.predict("flash2", n=N, d=d, heads=H, direction="both", deterministic=deterministic, blocks=this.blocks)
     work = nf.flops("flash2", n=N, d=d, heads=H, direction="both", deterministic=deterministic, blocks=this.blocks)
-    rows.append([name, *different, f"{spread:.0e}" if spread else "0", bill.elements, work])
+    error = max(float(np.abs(x[0] - truth).max()) for x in runs)
+    rows.append([name, *different, f"{spread:.0e}" if spread else "0", f"{error:.0e}", bill.elements, work])
     this.figures[name] = {"different": different, "spread": spread}
 this.text(f"""
-How many different results came out of 20 runs of the first {plural(small[0].shape[1], "row")} with tiles of 8 keys
+How many different results came out of 20 runs of {f"the first {n} rows" if n < N else "all rows"} with tiles of 8 keys
 ({"blocks in a random order, which our engine draws" if on_cpu else "on this GPU"}), how far apart two dq are at most;
-and for all N the elements and FLOPs of both passes, predicted:
+the largest error of dq against float64; and for all N the elements and FLOPs of both passes, predicted:
 """)
-this.show(report.table(["dq by", "dq", "dk", "dv", "apart", "elements", "FLOPs"], rows), "")
+this.show(report.table(["dq by", "dq", "dk", "dv", "apart", "error", "elements", "FLOPs"], rows), "")
 this.text("""
 Both are right to within rounding. With owners the bits are the same in every run: a failed run can be repeated, and two
-versions of a program can be compared bit by bit. dk and dv have owners in both variants.
+versions of a program can be compared bit by bit. dk and dv have owners in both variants. (A third way is between
+them: groups of blocks add to copies of dQ of their own, which are summed in a fixed order.)
 
-What is faster depends on the machine: the atomics have fewer products, and a queue at each address. An atomic counts
+Which is faster depends on the machine: the atomics have fewer products, and a queue at each address. An atomic counts
 as a read and a write in the bill.
 """)
 
@@ -291,14 +308,16 @@ keys = next(keys for keys in (Bc // 2, Bc // 4, 4, 2, 1, 3) if keys and (tiles(N
 half = Br, keys
 then = nf.predict("flash2", n=N, d=d, heads=H, blocks=half, direction="both")
 longer = 2 * N if N <= 2048 else N // 2
-there, ideal_there = nf.predict("flash2", n=longer, d=d, direction="both"), 11 * longer**2 + 12 * longer * d
+there = nf.predict("flash2", n=longer, d=d, direction="both", blocks=this.blocks)
+ideal_there = 11 * longer**2 + 12 * longer * d
 this.tries({
-    f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]}: which lines of the bill change? Together
-    {then.elements:,} elements.""",
+    f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]} in flash2: which lines of its bill change?
+    Together {then.elements:,} elements instead of {predicted2.elements:,}.""",
     f"--n {longer}": f"A training step of flash2 moves {there.elements / ideal_there:.3f} times 11N² + 12Nd then.",
 })
-this.text("""
+this.text(f"""
 Check yourself: a variant of flash2's backward pass stores dS, N × N, in backward_dKdV and lets backward_dQ read it. How
-many products are left? How many elements does it move more, and how many less? For which Tr and d would it pay?
+many products are left? How many elements does it move more, and how many less? Would the bill be smaller at N = {N},
+with Tr = {Tr2} and d = {d}? The rows of backward_dQ in the bill above tell what is saved.
 """)
 this.end()

@@ -37,6 +37,7 @@ from .errors import KernelError
 from .hbm.predict import DIRECTIONS, algorithm0
 
 PROGRAM = "python -m numba_flash"
+SIZES = ("n", "d", "heads", "batch")  # of a figure
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
 
 
@@ -95,6 +96,7 @@ def make_parser():
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
     sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")
+    sub.add_argument("--causal", action="store_true", help="query i sees key j where j <= i + N_k - N")
     sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
@@ -104,13 +106,14 @@ def make_parser():
     names = f"one of: {', '.join(paper.FIGURES)}"
     sub.add_argument("figure", nargs="?", choices=paper.FIGURES, metavar="NAME", help=names)
     for flag, most, meaning in (
-        ("n", 10**8, "N, the number of queries and of keys"),
+        ("n", 10**8, "N, the number of queries and of keys; the largest where a figure has several"),
         ("d", 10**4, "d, the number of columns of a head"),
         ("heads", 10**4, "number of heads"),
         ("batch", 10**4, "size of the batch"),
     ):
-        sign, meaning = flag[0].upper(), f"{meaning} (default: the paper's %(default)s)"
-        sub.add_argument(f"--{flag}", type=number(1, most), default=paper.GPT2_MEDIUM[flag], metavar=sign, help=meaning)
+        theirs = ", ".join(f"{figure.PAPER[flag]} in {name}" for name, figure in paper.FIGURES.items())
+        meaning = f"{meaning} (default: the paper's, {theirs})"
+        sub.add_argument(f"--{flag}", type=number(1, most), metavar=flag[0].upper(), help=meaning)
     add_json(sub)
 
     sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
@@ -218,8 +221,12 @@ def bill(flags):
     if flags.blocks:
         flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
-    more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse")}
+    more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse", "causal")}
     more["deterministic"] = not flags.atomics
+    if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
+        raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
+    if flags.return_lse and flags.direction != "forward":
+        raise ValueError("--return-lse is for --direction forward")
     sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
     operations = flops(flags.stage, **sizes, **more)
@@ -228,17 +235,17 @@ def bill(flags):
     figures |= {"algorithm0": json.loads(ideal.to_json())}
     counted, below, good = None, None, True
     if not flags.predict_only:
-        part = "forward" if flags.direction == "forward" else "backward"
+        part = tiled_pass(flags)
         fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
         place = device(flags.device).name
         refuse_scores(flags, place)
         counted, results, inputs = count(flags, place)
         if part == "forward":
-            error, naive, limit = errors(flags.stage, results, *inputs, place)
+            error, naive, limit = errors(flags.stage, results, *inputs, place, flags.causal)
             below, right = report.error_line(error, naive=naive, bound=limit), error <= limit
             figures |= {"error": error, "naive_error": naive, "bound": limit}
         else:
-            found = gradient_errors(flags.stage, results, *inputs, place)
+            found = gradient_errors(flags, results, *inputs, place)
             below, right = report.gradient_error_lines(found), all(error <= limit for error, _, limit in found.values())
             figures["errors"] = {
                 name: dict(zip(("error", "naive_error", "bound"), figures, strict=True))
@@ -248,11 +255,17 @@ def bill(flags):
         figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
         figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}
     page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
-    page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, below=below), ""]
+    name = {"forward": "Algorithm 0", "backward": "Algorithm 3", "both": "Algorithms 0, 3"}[flags.direction]
+    page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, ideal=name, below=below), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
     page += [report.table(["floating-point operations", "FLOP per byte of HBM"], [[operations, a_byte]])]
     show(page, figures, flags.json)
     return 0 if good else 1
+
+
+def tiled_pass(flags):
+    """The pass whose tiles --blocks gives, as `blocks` names them."""
+    return "forward" if flags.direction == "forward" else "atomic" if flags.atomics else "backward"
 
 
 def facts(flags):
@@ -260,11 +273,11 @@ def facts(flags):
     batch = f"batch {flags.batch}, " if flags.batch > 1 else ""
     heads = f"{flags.heads} head" + "s" * (flags.heads > 1)
     shared = f" on {flags.kv_heads}" if flags.kv_heads not in (None, flags.heads) else ""
-    part = "forward" if flags.direction == "forward" else "backward"
-    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
+    tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=tiled_pass(flags))
     tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
     passes = {"forward": "", "backward": ", backward", "both": ", both passes"}[flags.direction]
-    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{passes}"
+    causal = ", causal" * flags.causal
+    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{causal}{passes}"
 
 
 def refuse_scores(flags, place):
@@ -281,7 +294,7 @@ def count(flags, place):
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
-    how = {"stage": flags.stage, "scale": scale, "device": place}
+    how = {"stage": flags.stage, "scale": scale, "causal": flags.causal, "device": place}
     if flags.direction == "forward":
         with ledger() as counted:
             out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, **how)
@@ -295,26 +308,29 @@ def count(flags, place):
     return counted, gradients, (q, k, v, dout, scale)
 
 
-def gradient_errors(stage, gradients, q, k, v, dout, scale, place):
+def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
     single = q.dtype == np.float32
-    ours = gradients
-    if single and stage != "naive":
-        naive = attention_backward(q, k, v, dout, stage="naive", scale=scale, device=place)
-    else:
-        naive = ours if single else None
+    naive = ours if single else None
+    if single and flags.stage != "naive":
+        how = {"stage": "naive", "scale": scale, "causal": flags.causal, "device": place}
+        kept = {}
+        if flags.direction == "backward":
+            kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
+        naive = attention_backward(q, k, v, dout, **kept, **how)
+    from_lse = flags.stage == "flash2" or flags.direction == "backward"
     group = q.shape[1] // k.shape[1]
     worst = {name: np.zeros(3) for name in ("dq", "dk", "dv")}
     for b, g in np.ndindex(k.shape[:2]):
         heads, of = np.s_[b, g * group : (g + 1) * group], np.s_[b, g : g + 1]
         part = q[heads], k[of], v[of], dout[heads]
-        truth = reference.attention_backward(*part, scale)
+        truth = reference.attention_backward(*part, scale, causal=flags.causal)
         places = heads, of, of
         error, own = (
             [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
             for results in (ours, naive or ours)
         )
-        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype).values()
+        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse).values()
         for name, *found in zip(worst, error, own, limits, strict=True):
             worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
     return {
@@ -323,15 +339,18 @@ def gradient_errors(stage, gradients, q, k, v, dout, scale, place):
     }
 
 
-def errors(stage, out, q, k, v, scale, place):
+def errors(stage, out, q, k, v, scale, place, causal=False):
     """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
     single = q.dtype == np.float32
-    naive = attention(q, k, v, stage="naive", scale=scale, device=place) if single and stage != "naive" else None
+    naive = None
+    if single and stage != "naive":
+        naive = attention(q, k, v, stage="naive", scale=scale, causal=causal, device=place)
     rows = max(1, SCORES_AT_ONCE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     worst = np.zeros(5)  # NaN stays NaN in np.maximum
     for i in range(0, q.shape[2], rows):
         part, at = q[:, :, i : i + rows], np.s_[:, :, i : i + rows]
-        O = reference.attention(part, k, v, scale)[0]
+        end = max(0, i + part.shape[2] + k.shape[2] - q.shape[2]) if causal else k.shape[2]  # the keys they see
+        O = reference.attention(part, k[:, :, :end], v[:, :, :end], scale, causal=causal)[0]
         S = 0 if single else reference.scores(part, k, scale)
         derived = exactness.naive_bound(part, k, v, scale) if single and naive is None else 0
         off = 0 if naive is None else naive[at] - O
@@ -348,16 +367,18 @@ def errors(stage, out, q, k, v, scale, place):
 
 def draw(flags):
     if not flags.figure:
-        given = [name for name, default in paper.GPT2_MEDIUM.items() if getattr(flags, name) != default]
-        if given:
-            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {next(iter(paper.FIGURES))}")
-        how = f"Print one by its name:\n   {PROGRAM} figures {next(iter(paper.FIGURES))}"
-        page = [report.table(["name", "figure"], list(paper.FIGURES.items())), "", report.prose(how)]
-        show(page, paper.FIGURES, flags.json)
+        first = next(iter(paper.FIGURES))
+        if given := [name for name in SIZES if getattr(flags, name) is not None]:
+            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {first}")
+        titles = {name: figure.TITLE for name, figure in paper.FIGURES.items()}
+        how = f"Print one by its name:\n   {PROGRAM} figures {first}"
+        show([report.table(["name", "figure"], list(titles.items())), "", report.prose(how)], titles, flags.json)
         return 0
-    figures = paper.middle(n=flags.n, d=flags.d, heads=flags.heads, batch=flags.batch)
-    show(paper.page(figures), figures, flags.json)
-    return 1 if figures["equal"] is False else 0
+    figure = paper.FIGURES[flags.figure]
+    sizes = {name: figure.PAPER[name] if getattr(flags, name) is None else getattr(flags, name) for name in SIZES}
+    figures = figure.compute(**sizes)
+    show(figure.page(figures), figures, flags.json)
+    return 1 if figures.get("equal") is False else 0
 
 
 # --- doctor and bench -------------------------------------------------------------------------------------------------

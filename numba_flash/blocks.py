@@ -56,24 +56,31 @@ def _whole_warps(threads):
 
 
 def _key_tiles(rows, Bc, d):
-    own = {"K_j": (Bc, d + 1), "V_j": (Bc, d + 1)}
+    own = {"K_j": (Bc, d | 1), "V_j": (Bc, d | 1)}
     return own | {"Q_i": (rows, d), "dO_i": (rows, d), "dS_ij": (rows, Bc), "l_i, m_i, D_i": (3, rows)}
 
 
 def _keys(d, elements, rows=STREAM):
     """As many keys as fit, beside tiles of so many queries."""
-    return _whole_warps((elements - rows * (2 * d + 3)) // (2 * (d + 1) + rows))
+    return _whole_warps((elements - rows * (2 * d + 3)) // (2 * (d | 1) + rows))
 
 
 def _queries_and_keys(d, elements):
-    rows = max(1, min(STREAM, (elements - 2 * (d + 1)) // (2 * d + 4)))  # fewer where not even one key would fit
+    rows = max(1, min(STREAM, (elements - 2 * (d | 1)) // (2 * d + 4)))  # fewer where not even one key would fit
     return rows, _keys(d, elements, rows)
 
 
 def _owner_tiles(Br, Bc, d):
     """Of the two kernels, the one that takes more."""
-    own_queries = {"dO_i": (Br, d + 1), "K_j": (STREAM, d), "V_j": (STREAM, d)}
-    return max(_key_tiles(STREAM, Bc, d), own_queries, key=_elements)
+    own_keys = {
+        "K_j": (Bc, d | 1),
+        "V_j": (Bc, d | 1),
+        "Q_i": (STREAM, d),
+        "dO_i": (STREAM, d),
+        "L_i, D_i": (2, STREAM),
+    }
+    own_queries = {"K_j": (STREAM, d), "V_j": (STREAM, d)}
+    return max(own_keys, own_queries, key=_elements)
 
 
 def _elements(arrays):
@@ -92,15 +99,13 @@ _SQUARE = Tiling(
     lambda d, elements: (_side(elements),) * 2,
 )
 _KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, 2, _queries_and_keys)  # its rows of dK_j and dV_j
-_OWNERS = Tiling(  # one kernel with a thread for each of Bc keys, another for each of Br queries: its rows of Q_i, dQ_i
+# One kernel with a thread for each of Bc keys; another with one for each of Br queries: its rows of Q_i, dO_i and dQ_i.
+_OWNERS = Tiling(
     False,
     lambda Br, Bc: max(Br, Bc),
     _owner_tiles,
-    2,
-    lambda d, elements: (
-        _whole_warps((elements - 2 * STREAM * d) // (d + 1)),
-        _keys(d, elements),
-    ),
+    3,
+    lambda d, elements: (128, _whole_warps((elements - 2 * STREAM * (d + 1)) // (2 * (d | 1)))),
 )
 
 TILINGS = {
@@ -118,6 +123,7 @@ TILINGS = {
         "flash": _KEY_A_THREAD,
         "flash2": _OWNERS,
     },
+    "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics
 }
 
 
@@ -171,10 +177,14 @@ class Blocks:
         return math.ceil(self.threads / WARP) * WARP * math.ceil(self.registers / 8) * 8
 
     @property
+    def threads_fit(self):
+        """Whether a block of the device can have so many threads, with the registers they take."""
+        return self.threads <= THREADS and self.block_registers <= REGISTERS
+
+    @property
     def fits(self):
         """Whether a block of the device holds such tiles in static shared memory."""
-        few = self.threads <= THREADS and self.block_registers <= REGISTERS
-        return few and self.shared_bytes <= STATIC_SHARED
+        return self.threads_fit and self.shared_bytes <= STATIC_SHARED
 
     def __iter__(self):
         return iter((self.Br, self.Bc))
@@ -186,7 +196,7 @@ class Blocks:
             parts = f"two tiles of {self.Br} × {self.Bc}"
         queries = "1 query" if self.Br == 1 else f"{self.Br} queries"
         keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
-        text = f"{self.stage}{', backward' * (self.direction == 'backward')}: Br = {queries} and Bc = {keys} per tile. "
+        text = f"{self.stage}{', backward' * (self.direction != 'forward')}: Br = {queries} and Bc = {keys} per tile. "
         text += f"Shared memory: {parts}, {self.shared_bytes:,} of {self.sram:,} B."
         if not self.tiling.rows:
             return text
@@ -203,8 +213,8 @@ class Blocks:
 def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", direction="forward"):
     """The tiles that `blocks=None` stands for -> Blocks, or None for a stage without tiles.
 
-    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward" or "backward". rule:
-    "fit" counts all that a stage keeps on chip; "paper" is line 1 of Algorithm 1 (line 2 of Algorithm 4),
+    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward", "backward" or "atomic".
+    rule: "fit" counts all that a stage keeps on chip; "paper" is line 1 of Algorithm 1 (line 2 of Algorithm 4),
     Bc = ⌈M/4d⌉ and Br = min(Bc, d) with M the elements that fit `sram`, which leaves S_ij out and so may not fit.
     TypeError or ValueError for an argument without a meaning.
     """
@@ -283,14 +293,14 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     if chosen.shared_bytes > STATIC_SHARED:
         also = f"; they are also {too_many}" if chosen.threads > THREADS else ""
         raise SharedMemoryError(
-            f"blocks={given}: the tiles of {stage!r}{', backward,' * (direction == 'backward')} in "
+            f"blocks={given!r}: the tiles of {stage!r}{', backward,' * (direction != 'forward')} in "
             f"{np.dtype(dtype).name} with d = {d} need {chosen.shared_bytes:,} bytes of shared memory, and a block has "
             f"{STATIC_SHARED:,}{also}; {way_out}"
         )
     if chosen.threads > THREADS:
-        raise ValueError(f"blocks={given}: {too_many}; {way_out}")
+        raise ValueError(f"blocks={given!r}: {too_many}; {way_out}")
     raise ValueError(
-        f"blocks={given}: {chosen.threads} threads of up to {chosen.registers} registers take, in whole warps, "
+        f"blocks={given!r}: {chosen.threads} threads of up to {chosen.registers} registers take, in whole warps, "
         f"{chosen.block_registers:,}, and a block has {REGISTERS:,}; {way_out}"
     )
 

@@ -17,8 +17,8 @@ def attention(q, k, v, scale=None, *, causal=False, key_mask=None):
 
     q: (N, d), (H, N, d) or (B, H, N, d). k, v: the same rank and batch, any length N_k, and as many heads as q or a
     divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d. causal: query i sees
-    key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for four axes, True for a key
-    that is seen. A row that sees no key has out = 0 and lse = −∞.
+    key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for four axes, True for a
+    key that is seen. A row that sees no key has out = 0 and lse = −∞.
     Returns (out, lse): out is shaped like q, lse like q without its last axis, L_i = log Σ_j exp(S_ij), natural
     logarithm, so that the rows of exp(S − L) sum to 1. Both are float64; complex input gives complex128 (and
     longdouble stays longdouble).
@@ -33,8 +33,8 @@ def attention(q, k, v, scale=None, *, causal=False, key_mask=None):
 def attention_backward(q, k, v, dout, scale=None, *, causal=False, key_mask=None):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the formulas of Algorithm 4.
 
-    q, k, v, scale, causal, key_mask: as for `attention`; dout: shaped like out. Returns (dq, dk, dv), shaped like q, k and v, float64
-    (or complex128). In a GQA group, dk and dv are sums over the query heads that share the key head.
+    q, k, v, scale, causal, key_mask: as for `attention`; dout: shaped like out. Returns (dq, dk, dv), shaped like q, k
+    and v, float64 (or complex128). In a GQA group, dk and dv are sums over the query heads that share the key head.
     A row of queries with no keys has no influence: its gradients are 0. Raises ValueError when the shapes do not fit.
     """
     Q, K, V, dO = _at_least_float64(q, k, v, dout)

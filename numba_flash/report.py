@@ -217,13 +217,15 @@ def table(header, rows):
     return _Drawing(draw)
 
 
-def bill_table(counted=None, *, predicted=None, previous=None, algorithm0=None, below=None, convention=True):
+def bill_table(
+    counted=None, *, predicted=None, previous=None, algorithm0=None, ideal="Algorithm 0", below=None, convention=True
+):
     """One bill by kernel and tensor: predicted, counted, their difference, and the quotient by the stage before.
 
     `counted` and `predicted` are Bills, of which one may be missing; `previous` is (name, Bill) of the stage before;
-    `algorithm0` is the Bill of the yardstick. A kernel that the stage before does not have is compared with all that
-    stage's accesses to the tensor of the same name. `below` is an `error_line` that belongs to the bill. The ledger's
-    convention stands under it all, unless `convention` is False.
+    `algorithm0` is the Bill of the yardstick, called `ideal`. A kernel that the stage before does not have is compared
+    with all that stage's accesses to the tensor of the same name. `below` is an `error_line` that belongs to the bill.
+    The ledger's convention stands under it all, unless `convention` is False.
     """
     bills = {name: bill for name, bill in (("predicted", predicted), ("counted", counted)) if bill is not None}
     if not bills:
@@ -237,7 +239,7 @@ def bill_table(counted=None, *, predicted=None, previous=None, algorithm0=None, 
 
     def draw(width, clean):
         for gap, stacked, brief in ((2, False, False), (1, False, False), (1, False, True), (1, True, True)):
-            lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0))
+            lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0, ideal))
             if max(sum(len(text) for text, _ in line) for line in lines) <= width:
                 break
         yield [f" HBM bill in elements{_bytes_each(shown)}, as the threads request them"]
@@ -292,11 +294,11 @@ def _bill_rows(bills, previous):
     return [*rows, total]
 
 
-def _bill_lines(rows, heads, gap, stacked, brief, algorithm0):
+def _bill_lines(rows, heads, gap, stacked, brief, algorithm0, name):
     """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: short heads, rounded diffs."""
     *body, total = rows
     kernel, tensor, kind = (max((len(row[part]) for row in body), default=0) for part in range(3))
-    ideal = "Algorithm 0" if stacked else "Algorithm 0, ideal"
+    ideal = name if stacked else f"{name}, ideal"
     first = 2 if stacked else kernel + 2
     left = max(first + tensor + 2 + kind, len(ideal) if algorithm0 is not None else len("total"))
     columns = [heads, *(row.cells for row in rows)]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import reference
+from .checks import integer, truth
 from .engine.launch import refuse_if_too_large
 
 
@@ -81,13 +82,16 @@ def assert_exact(fn, *, cases=None, dtype="float32"):
     _check_all(fn, "fn(q, k, v, scale) -> out or (out, lse)", cases, dtype, _fault)
 
 
-def assert_exact_backward(fn, *, cases=None, dtype="float32"):
+def assert_exact_backward(fn, *, cases=None, dtype="float32", from_lse=False):
     """Check fn(q, k, v, dout, scale) -> (dq, dk, dv) against float64 on every case; AssertionError at the first fault.
 
-    dout is random, and shaped like q: a dout of ones would hide errors in D and in dV. The rest is as in
-    `assert_exact`; the bound is that of `gradient_bounds`.
+    dout is random, and shaped like q: a dout of ones would hide errors in D and in dV. from_lse: whether fn computes P
+    from lse in `dtype`, as FlashAttention-2 does, and may lose of it what `gradient_bounds` says. The rest is as in
+    `assert_exact`.
     """
-    _check_all(fn, "fn(q, k, v, dout, scale) -> (dq, dk, dv)", cases, dtype, _backward_fault)
+    truth("from_lse", from_lse)
+    form = "fn(q, k, v, dout, scale) -> (dq, dk, dv)"
+    _check_all(fn, form, cases, dtype, lambda fn, case: _backward_fault(fn, case, from_lse))
 
 
 def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
@@ -117,6 +121,7 @@ def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0, n_k=16)
     """
     largest = np.abs(reference).max(initial=0)
     if _checked(dtype) == "float32":
+        n_k = integer("n_k", n_k)
         return float(2 * naive_error + max(4, math.sqrt(n_k)) * np.finfo(np.float32).eps * largest)
     return float(1e-12 * max(1, max_score) * largest)
 
@@ -149,22 +154,30 @@ def naive_bound(q, k, v, scale=None, dtype="float32"):
     return float((2 * q.shape[-1] * A + k.shape[-2] + 8) * np.finfo(dtype).eps * np.abs(v).max(initial=0))
 
 
-def gradient_bounds(q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dtype="float32"):
+def gradient_bounds(
+    q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dtype="float32", *, max_score=None, from_lse=False
+):
     """The largest |error| of dq, dk and dv that counts as exact -> {"dq": …, "dk": …, "dv": …}.
 
     A gradient is a sum that may cancel to nothing: where all keys are equal, dq = scale · dS K is 0, and what is left
     is the rounding of its terms. So an error is measured by the size A of the terms instead of that of the sum:
     Pᵀ|dO| for dv; with E = P ∘ (|dO||V|ᵀ + rowsum(P ∘ |dO||V|ᵀ)), |scale| · E|K| for dq and |scale| · Eᵀ|Q| for dk.
 
-    float32: 2 · naive_error + u · max A, with naive_error that of the stage `naive`, and u = 4 · eps as in `bound`, or
-    more where the scores are huge: P = exp(S − L), and to round L, by eps / 2 of its size, changes P by a factor f of
-    up to exp(|L| · eps / 2); but P is at most 1, N_k times its mean. dS = P ∘ (dP − Σ P dP) has P twice: u = f² − 1.
-    With scores of 10⁵ that is a percent, with scores of 10⁸ all of P. (Algorithm 4, which keeps m and l apart, does not
-    lose it.)
+    float32: 2 · naive_error + u · max A, with naive_error that of the stage `naive`, and u = 4 · eps as in `bound`.
+    float64: u · max A with u = 1e-12 · max(1, max|S|), or max_score in place of max|S|.
 
-    float64: 1e-12 · max(1, max|S|) · max A.
+    from_lse: u is at least what it does to round L. P = exp(S − L), and L off by eps / 2 of its size changes a row of P
+    by one factor f, which is at most exp(|L| · eps / 2). It is at most N_k, too: rounding is monotone, so that L
+    rounded is no less than the largest S, and no weight above 1, while the largest of N_k weights is at least 1 / N_k.
+    dS = P ∘ (dP − Σ P dP) has P twice: u = f² − 1. In float32, with scores of 10⁵ that is a percent, with scores of 10⁸
+    all of P. (P kept, or m and l kept apart as in Algorithm 4, lose nothing.)
+
+    Raises ValueError when the shapes do not fit.
     """
     Q, K, V, dO = (np.asarray(x, dtype=np.float64) for x in (q, k, v, dout))
+    reference._check_shapes(Q, K, V)
+    if dO.shape != Q.shape or len(naive_errors) != 3:
+        raise ValueError(f"dout {dO.shape}, naive_errors {naive_errors!r}: give dout as q {Q.shape}, and three errors")
     S = reference.scores(Q, K, scale)
     P, L = reference._softmax(S)
     V, K_shape, V_shape = reference._repeat_heads(V, Q), K.shape, V.shape
@@ -176,12 +189,13 @@ def gradient_bounds(q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dty
         "dk": tau * reference._sum_heads(reference._transpose(E) @ np.abs(Q), K_shape),
         "dv": reference._sum_heads(reference._transpose(P) @ np.abs(dO), V_shape),
     }
-    if _checked(dtype) == "float32":
-        eps = np.finfo(np.float32).eps
+    eps = np.finfo(_checked(dtype)).eps
+    if max_score is None:
+        max_score = np.abs(S).max(initial=1)
+    unit = 4 * eps if eps > 1e-12 else 1e-12 * max(1, max_score)
+    if from_lse:
         largest = np.abs(L[np.isfinite(L)]).max(initial=0)
-        unit = max(4 * eps, min(math.exp(min(largest * eps / 2, 100)), max(K_shape[-2], 1)) ** 2 - 1)
-    else:
-        unit = 1e-12 * np.abs(S).max(initial=1)
+        unit = max(unit, min(math.exp(min(largest * eps / 2, 100)), max(K_shape[-2], 1)) ** 2 - 1)
     return {
         name: float(2 * own + unit * size.max(initial=0))
         for (name, size), own in zip(sizes.items(), naive_errors, strict=True)
@@ -194,7 +208,7 @@ def gradient_bounds(q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dty
 def _checked(dtype):
     """The name of a dtype; ValueError unless it is float32 or float64."""
     try:
-        name = np.dtype(dtype).name
+        name = np.dtype(dtype).name if dtype is not None else None
     except TypeError:
         name = None
     if name not in ("float32", "float64"):
@@ -240,7 +254,7 @@ def _fault(fn, case):
     return fault, None
 
 
-def _backward_fault(fn, case):
+def _backward_fault(fn, case, from_lse):
     dout = random_dout(case)
     result, fault, cause = _called(fn, case, {"dout": dout})
     if fault:
@@ -251,27 +265,36 @@ def _backward_fault(fn, case):
         zip(("dq", "dk", "dv"), reference.attention_backward(case.q, case.k, case.v, dout, case.scale), strict=True)
     )
     arguments = case.q, case.k, case.v, dout, case.scale
-    limits = gradient_bounds(*arguments, dtype=case.q.dtype)
-    for (name, truth), got in zip(expected.items(), result, strict=True):
-        fault = _shape_fault(case, name, got, truth)
-        if fault is None and case.q.dtype == np.float32 and not _largest_error(got, truth) <= limits[name]:
-            limits = gradient_bounds(*arguments, _naive_gradient_errors(case, dout, expected))
+    how_far = {"from_lse": from_lse, "max_score": 1.0 if case.exact_scores else None}
+    limits = gradient_bounds(*arguments, dtype=case.q.dtype, **how_far)
+    for (name, right), got in zip(expected.items(), result, strict=True):
+        fault = _shape_fault(case, name, got, right)
+        if fault is None and case.q.dtype == np.float32 and not _largest_error(got, right) <= limits[name]:
+            limits = gradient_bounds(*arguments, _naive_gradient_errors(case, dout, expected), **how_far)
         how = "twice the naive kernel's error, and what rounding the terms of the sum explains"
-        fault = fault or _beyond(name, _to_numpy(got), truth, limits[name], how)
+        fault = fault or _beyond(name, _to_numpy(got), right, limits[name], how)
         if fault:
-            return fault, None
+            lost = f"; {FROM_LSE}" if case.exact_scores and not from_lse else ""
+            return fault + lost, None
     return None, None
 
 
+FROM_LSE = "for a function that keeps lse alone, as FlashAttention-2 does, give from_lse=True"
+
+
 def random_dout(case):
-    """A gradient of out for a Case, shaped like q and in its dtype; the same at each call."""
+    """A gradient of out for a Case, shaped like q, in its dtype and layout; the same at each call."""
+    if not isinstance(case, Case):
+        raise TypeError(f"case is a {type(case).__name__}: give a Case")
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    return rng.standard_normal(case.q.shape).astype(case.q.dtype)
+    return case.layout(rng.standard_normal(case.q.shape).astype(case.q.dtype))
 
 
 def _called(fn, case, more):
     """(what fn returns for copies of the inputs, what is wrong with the call or None, the exception or None)."""
-    arrays = dict(zip("qkv", case.inputs(), strict=True)) | {name: x.copy() for name, x in more.items()}
+    arrays = dict(zip("qkv", case.inputs(), strict=True)) | {
+        name: case.layout(np.array(x, order="C")) for name, x in more.items()
+    }
     try:
         result = fn(*arrays.values(), case.scale)
     except Exception as error:

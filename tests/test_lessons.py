@@ -94,6 +94,7 @@ def short(name):
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
     assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
+    assert LESSONS[8:] == ["08_masks.py"]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------
@@ -238,6 +239,16 @@ def test_the_backward_pass(tmp_path):
     assert f"{forward.elements:,}" in out
     assert f"{nf.flops('flash', n=96, d=16, heads=2, direction='both'):,}" in out
     assert both.elements > forward.elements
+
+
+def test_the_masks(tmp_path):
+    found, out = figures("08_masks.py", tmp_path, "--n", "100", "--d", "16", "--heads", "2", "--blocks", "16,8")
+    both = found["bills"]["flash2, causal"]
+    assert both["counted"]["kernels"] == both["predicted"]["kernels"]
+    assert both["counted"]["kernels"]["flash2"]["K"]["loads"] == 2 * 16 * (sum(range(16, 97, 16)) + 100)
+    assert "bit for bit" in out
+    assert re.search(r"^ +0 +-inf +0 0 0 0 +0 0 0 0$", out, re.MULTILINE)
+    assert re.search(r"^ +/ / \. \.", out, re.MULTILINE)
 
 
 def test_the_four_claims(tmp_path):

@@ -571,6 +571,45 @@ def test_faults_of_a_backward_function(fn, says):
         testing.assert_exact_backward(fn)
 
 
+def test_huge_scores_catch_a_finite_start_of_m():
+    """Where every score is −2¹⁰¹, m starting at −1e30 gives 0, unless what is lost with lse excuses all."""
+
+    def zeros(q, k, v, dout, scale):
+        return 0 * q, 0 * k, 0 * v
+
+    huge = [case for case in testing.cases() if "-2^" in case.name]
+    for case in huge:
+        with pytest.raises(AssertionError, match="beyond the bound; for a function that keeps lse alone"):
+            testing.assert_exact_backward(zeros, cases=[case])
+    testing.assert_exact_backward(right, cases=huge)
+    testing.assert_exact_backward(right, cases=huge, dtype="float64")
+
+
+def test_dout_has_the_layout_of_the_case():
+    seen = []
+
+    def fn(q, k, v, dout, scale):
+        seen.append(dout.flags.c_contiguous)
+        return right(q, k, v, dout, scale)
+
+    testing.assert_exact_backward(fn, cases=[c for c in testing.cases() if c.name.startswith("layout: every second")])
+    assert not any(seen)
+
+
+def test_bad_arguments_of_the_bounds():
+    q = np.ones((3, 4))
+    with pytest.raises(ValueError, match="n_k=-1"):
+        testing.bound(q, n_k=-1)
+    with pytest.raises(ValueError, match="three errors"):
+        testing.gradient_bounds(q, q, q, q, naive_errors=(1.0, 2.0))
+    with pytest.raises(ValueError, match="dout"):
+        testing.gradient_bounds(q, q, q, q[:1])
+    with pytest.raises(TypeError, match="give a Case"):
+        testing.random_dout(None)
+    with pytest.raises(ValueError, match="dtype is None"):
+        testing.assert_exact_backward(right, dtype=None)
+
+
 def test_arguments_of_the_backward_check():
     with pytest.raises(TypeError, match=r"fn\(q, k, v, dout, scale\)"):
         testing.assert_exact_backward(None)

@@ -250,7 +250,9 @@ def empty(shape, dtype, device=None):
     if dtype is None or dtype.kind not in "biufc":
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
     refuse_if_too_large(math.prod(map(int, extents)) * dtype.itemsize, f"an array of shape {extents}", name)
-    return (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
+    array = (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
+    memory.record(tuple(map(int, extents)), dtype)
+    return array
 
 
 def to_host(x):

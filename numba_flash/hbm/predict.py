@@ -82,11 +82,14 @@ def clamped_sum(start, step, count, low, high):
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel does for one head of Q: elements loaded, stored and updated by atomics, by tensor; operations."""
+    """What one kernel does for one head of Q: elements loaded, stored and updated by atomics, by tensor; operations.
+
+    flops: a number, or a function without arguments where it takes a loop over tiles.
+    """
 
     loads: dict = field(default_factory=dict)
     stores: dict = field(default_factory=dict)
-    flops: int = 0
+    flops: int | Callable = 0
     atomics: dict = field(default_factory=dict)
 
 
@@ -224,11 +227,14 @@ def flash2(p):
     rescaled, 1 + d, by a factor of 2 that is not needed at the first. At the end a row with keys is divided, d, and L
     formed, 2.
     """
-    N, N_k, d = p.N, p.N_k, p.d
+    N, d = p.N, p.d
     Br, Bc = p.blocks
     keys, scores = p.keys_of_tiles(Br)
-    steps, rescaled = flash2_steps(p, Br, Bc)
-    flops = scores * (4 * d + 2) + 3 * p.pairs + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
+
+    def flops():
+        steps, rescaled = flash2_steps(p, Br, Bc)
+        return scores * (4 * d + 2) + 3 * p.pairs + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
+
     return {"flash2": Kernel({"Q": N * d, "K": keys * d, "V": keys * d, **p.mask}, {"O": N * d, "L": N}, flops)}
 
 
@@ -330,7 +336,7 @@ def flash_backward(p):
     A score of a tile: five products of d, a quotient, dP − D, times P; one that is seen: scale, subtract, exp. At each
     step a row's D, 2d, and the update of dQ, 2d. At the end dK is scaled.
     """
-    N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
+    N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     rows, scores = p.queries_of_tiles(p.blocks[1])
     loads = {"Q": rows * d, "K": keys, "V": keys, "O": rows * d, "l": rows, "m": rows, "dO": rows * d, "dQ": rows * d}
     flops = scores * (10 * d + 3) + 3 * p.pairs + rows * 4 * d + keys
@@ -414,7 +420,7 @@ def predict(
     causal as in `attention`; key_mask: whether there is one. (For a key that is hidden the bill is the same, and
     `flops` counts its weight as if it were seen.)
 
-    direction: "forward" for `attention`, where `return_lse` adds the kernel that forms L; "backward" for
+    direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,
     in tiles that fit, and keeps of it what the stage wants. `blocks` are those of the backward pass then;
     `deterministic` as in `attention_backward`.
@@ -447,7 +453,8 @@ def flops(
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
     sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask)
     kernels, p = _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic)
-    return int(p.heads * sum(kernel.flops for kernel in kernels.values()))
+    work = (kernel.flops() if callable(kernel.flops) else kernel.flops for kernel in kernels.values())
+    return int(p.heads * sum(work))
 
 
 def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="forward", dtype="float32"):
@@ -463,12 +470,11 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     return _bill({name: kernel for form in forms for name, kernel in form(p).items()} if p.N else {}, p)
 
 
-def kept(stage, *, n, d, n_k=None, heads=1, batch=1):
+def kept(stage, *, n, n_k=None, heads=1, batch=1):
     """What a stage keeps for the backward pass, beside Q, K, V and O -> {tensor: elements}; arguments as `predict`."""
-    _, p = _problem(
-        stage, (n, d, n_k, heads, None, batch), (False, False), "forward", "float32", None, STATIC_SHARED, False, True
-    )
-    rows, scores = p.heads * p.N, p.heads * p.N * p.N_k
+    check_stage(stage, _FORMS["forward"])
+    rows = integer("n", n) * integer("heads", heads, 1) * integer("batch", batch, 1)
+    scores = rows * (n if n_k is None else integer("n_k", n_k))
     matrix = {"P": scores}
     return {
         "naive": matrix,
@@ -510,7 +516,8 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
         )
 
     def problem(direction, blocks):
-        sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=direction)
+        tiling = "atomic" if direction == "backward" and not deterministic else direction
+        sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=tiling)
         return Problem(
             n,
             n_k,
@@ -528,6 +535,7 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
     if direction == "both":  # square tiles serve both passes
         own = TILINGS["forward"][stage]
         parts = {"forward": problem("forward", blocks if own is None or own.square else None)}
+        parts["forward"] = replace(parts["forward"], return_lse=False)  # what the pass itself does not want
         parts["backward"] = replace(problem("backward", blocks), kept=True)
     else:
         parts = {direction: problem(direction, blocks)}

@@ -15,7 +15,7 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import STREAM, fitting_blocks, tiles
+from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
@@ -27,8 +27,8 @@ from .naive import ROWS
 
 @cache
 def make_backward(Br, Bc, d, real, allowed, first):
-    """One tile of keys a block; thread c has key c, with its rows of V_j, dK_j and dV_j."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
+    padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
@@ -73,10 +73,11 @@ def make_backward(Br, Bc, d, real, allowed, first):
                         seen = allowed(mask, b, i + r + N_k - N, j + c)
                         s = s * scale if seen else real(-math.inf)
                         p = weight(s, L_i[r])                # Alg. 2, l. 11
-                        dS_ij[r, c] = p * (dp - D_i[r])      # Alg. 2, l. 14
+                        ds = p * (dp - D_i[r])               # Alg. 2, l. 14
+                        dS_ij[r, c] = ds
                         for t in range(d):
                             dV_j[t] += p * dO_i[r, t]        # Alg. 2, l. 12
-                            dK_j[t] += dS_ij[r, c] * Q_i[r, t]  # Alg. 2, l. 16
+                            dK_j[t] += ds * Q_i[r, t]        # Alg. 2, l. 16
                 cuda.syncthreads()                           # dS_ij is complete
                 for e in range(c, min(Br, N - i) * d, Bc):
                     r, t = e // d, e % d
@@ -84,7 +85,6 @@ def make_backward(Br, Bc, d, real, allowed, first):
                     for k in range(min(Bc, N_k - j)):
                         acc += dS_ij[r, k] * K_j[k, t]
                     cuda.atomic.add(dQ, (h, i + r, t), acc * scale)  # Alg. 2, l. 15
-                cuda.syncthreads()                           # nobody still reads what the next step overwrites
         if j + c < N_k:
             for t in range(d):
                 dK[g, j + c, t] = dK_j[t] * scale            # Alg. 2, l. 18
@@ -96,12 +96,12 @@ def make_backward(Br, Bc, d, real, allowed, first):
 def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
-    Without O (H, N, d) and L (H, N) it runs the forward pass first. blocks: (Br, Bc); a block owns Bc keys, and Br is
-    not used. Raises ValueError or SharedMemoryError for tiles that do not fit.
+    Without O (H, N, d) and L (H, N) it runs the forward pass first. blocks: (Br, Bc); a block owns Bc keys. Raises
+    ValueError or SharedMemoryError for tiles that do not fit.
     """
     H, N, d = Q.shape
     G, N_k, _ = K.shape
-    _, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype, direction="backward")
+    Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype, direction="atomic")
     real = numba_type(Q.dtype)
     mask = mask or no_mask(device)
     if L is None:
@@ -109,6 +109,6 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     launch(make_initialise_dQ(real), (tiles(N, ROWS), H), ROWS, dQ, device=device)
-    kernel = make_backward(STREAM, Bc, d, real, mask.allowed, mask.first)
+    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first)
     launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, mask.keys, dO, L, D, dQ, dK, dV, scale, device=device)
     return dQ, dK, dV

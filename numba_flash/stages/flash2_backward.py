@@ -42,8 +42,8 @@ def make_rowsum(real):
 
 @cache
 def make_dKdV(Br, Bc, d, real, allowed, first):
-    """One tile of keys a block; thread c has key c, with its rows of V_j, dK_j and dV_j."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
+    padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
@@ -102,16 +102,15 @@ def make_dKdV(Br, Bc, d, real, allowed, first):
 
 @cache
 def make_dQ(Br, Bc, d, real, allowed, seen):
-    """One tile of queries a block; thread r has query r, with its rows of Q_i and dQ_i."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    """One tile of queries a block; thread r has query r, with its rows of Q_i, dO_i and dQ_i."""
     weight = make_weight(real)
 
     @cuda.jit
     def backward_dQ(Q, K, V, mask, dO, L, D, dQ, scale):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
-        dO_i = cuda.shared.array((Br, padded), real)         # a third row is too much for a thread's registers
         Q_i = cuda.local.array(d, real)                      # one row: that of this thread
+        dO_i = cuda.local.array(d, real)
         dQ_i = cuda.local.array(d, real)
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
@@ -122,7 +121,7 @@ def make_dQ(Br, Bc, d, real, allowed, seen):
         keys = seen(min(cuda.blockIdx.x * Br + Br, N) - 1 + N_k - N, N_k)  # what the last query of this tile sees
         for t in range(d):
             Q_i[t] = Q[h, i, t] if i < N else real(0)
-            dO_i[r, t] = dO[h, i, t] if i < N else real(0)
+            dO_i[t] = dO[h, i, t] if i < N else real(0)
             dQ_i[t] = real(0)
         L_i = L[h, i] if i < N else real(0)
         D_i = D[h, i] if i < N else real(0)
@@ -137,7 +136,7 @@ def make_dQ(Br, Bc, d, real, allowed, seen):
                     dp = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
-                        dp += dO_i[r, t] * V_j[c, t]         # Alg. 2, l. 13
+                        dp += dO_i[t] * V_j[c, t]            # Alg. 2, l. 13
                     s = s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)
                     ds = weight(s, L_i) * (dp - D_i)         # Alg. 2, l. 11 and 14
                     for t in range(d):

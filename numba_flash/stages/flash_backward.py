@@ -10,6 +10,8 @@ and dQ is read and written at each. For one head, N queries, N_k keys, Tc = ⌈N
 
 Where only O and L were kept, m = L and l = 1 serve as well, since P = exp(S − m) / l (kernel `split_lse`).
 
+D is computed at each step again, as the algorithm has it, by Br of the threads; FlashAttention-2 computes it once.
+
 A block of Bc threads works on one head of K and V. Each thread has a key, with its rows of dK_j and dV_j in registers,
 and its scores one query at a time. Only dQ_i needs the scores of all keys: dS_ij is shared.
 """
@@ -37,7 +39,7 @@ def make_initialise_dQ(real):
         h = cuda.blockIdx.y
         if i < dQ.shape[1]:
             for t in range(dQ.shape[2]):
-                dQ[h, i, t] = real(0)                        # Alg. 4, l. 5
+                dQ[h, i, t] = real(0)                        # Alg. 4, l. 5; FlashAttention-2: Alg. 2, l. 3
 
     return initialise_dQ
 
@@ -60,7 +62,7 @@ def make_split_lse(real):
 @cache
 def make_backward(Br, Bc, d, real, allowed, first):
     """One block a head of K and V, keys in the outer loop; thread c has key c of each tile."""
-    padded = d + 1                                           # a column more: rows begin in different banks
+    padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
@@ -112,10 +114,11 @@ def make_backward(Br, Bc, d, real, allowed, first):
                             seen = allowed(mask, b, i + r + N_k - N, j + c)
                             s = s * scale if seen else real(-math.inf)  # Alg. 4, l. 12
                             p = weight(s, m_i[r]) / l_i[r]   # Alg. 4, l. 13
-                            dS_ij[r, c] = p * (dp - D_i[r])  # Alg. 4, l. 20
+                            ds = p * (dp - D_i[r])           # Alg. 4, l. 20
+                            dS_ij[r, c] = ds
                             for t in range(d):
                                 dV_j[t] += p * dO_i[r, t]    # Alg. 4, l. 16
-                                dK_j[t] += dS_ij[r, c] * Q_i[r, t]  # Alg. 4, l. 22
+                                dK_j[t] += ds * Q_i[r, t]    # Alg. 4, l. 22
                     cuda.syncthreads()                       # dS_ij is complete
                     for e in range(c, min(Br, N - i) * d, Bc):
                         r, t = e // d, e % d
@@ -123,11 +126,11 @@ def make_backward(Br, Bc, d, real, allowed, first):
                         for k in range(min(Bc, N_k - j)):
                             acc += dS_ij[r, k] * K_j[k, t]
                         dQ[h, i + r, t] += acc * scale       # Alg. 4, l. 21
-                    cuda.syncthreads()                       # nobody still reads what the next step overwrites
             if j + c < N_k:
                 for t in range(d):
                     dK[g, j + c, t] = dK_j[t] * scale        # Alg. 4, l. 24
                     dV[g, j + c, t] = dV_j[t]
+            cuda.syncthreads()                               # nobody still reads the K_j that the next step overwrites
 
     return flash_backward
 

@@ -32,8 +32,8 @@ def make_P(real):
         j, i = cuda.grid(2)
         h = cuda.blockIdx.z
         if i < S.shape[1] and j < S.shape[2]:
-            l_i = l[h, i]
-            P[h, i, j] = weight(S[h, i, j], m[h, i]) / l_i if l_i != real(0) else real(0)
+            p, l_i = weight(S[h, i, j], m[h, i]), l[h, i]
+            P[h, i, j] = p / l_i if l_i != real(0) else real(0)
 
     return form_P
 

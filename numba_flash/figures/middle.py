@@ -1,17 +1,13 @@
-"""The paper's figures, computed: Figure 2 (middle), HBM traffic against the block size, and the slopes of Theorem 2."""
+"""Figure 2 (middle) of the paper: HBM traffic against the block size, and the slopes of Theorem 2."""
 
-import math
-from statistics import linear_regression
+from .. import report
+from ..blocks import choose_blocks, tiles
+from ..hbm.predict import predict
+from .common import GPT2_MEDIUM, ITEMSIZE, chart, heads_and_batch, left_out, slope
 
-from . import report
-from .blocks import choose_blocks, tiles
-from .hbm.predict import predict
-
-FIGURES = {"middle": "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"}
-
-GPT2_MEDIUM = {"n": 1024, "d": 64, "heads": 16, "batch": 64}  # forward, fp16, on an A100
+TITLE = "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"
+PAPER = GPT2_MEDIUM  # forward, fp16, on an A100
 BARS = {64: (6.58, 8.60), 128: (3.36, 4.70), 256: (1.74, 3.30), 512: (0.94, 3.20)}  # block size -> GB, ms
-ITEMSIZE = 2
 
 SHOWN = {  # what the paper's bars show -> its closed form for a head
     "Q read": "TcNd",
@@ -55,7 +51,7 @@ def terms(n, d, blocks):
     return dict(zip(SHOWN | LEFT_OUT, elements, strict=True))
 
 
-def middle(*, n, d, heads, batch):
+def compute(*, n, d, heads, batch):
     """Figure 2 (middle) and Theorem 2 -> figures. Elements a head are exact; bytes are of all heads, 2 an element.
 
     "shown" are the terms that the paper's bars show, "full" all. "paper" is None where the configuration is not the
@@ -69,7 +65,7 @@ def middle(*, n, d, heads, batch):
         sums = {"shown": sum(parts[name] for name in SHOWN), "full": sum(parts.values())}
         in_bytes = {f"{name}_bytes": ITEMSIZE * heads * batch * elements for name, elements in sums.items()}
         ours[str(Bc)] = {"Br": Br, "Bc": Bc, "Tc": tiles(n, Bc), "terms": parts, **sums, **in_bytes}
-    paper = {str(Bc): {"gb": gb, "ms": ms} for Bc, (gb, ms) in BARS.items()} if configuration == GPT2_MEDIUM else None
+    paper = {str(Bc): {"gb": gb, "ms": ms} for Bc, (gb, ms) in BARS.items()} if configuration == PAPER else None
     equal = paper and all(f"{ours[Bc]['shown_bytes'] / 1e9:.3g}" == f"{paper[Bc]['gb']:.3g}" for Bc in paper)
     figures = {"figure": "middle", **configuration, "itemsize": ITEMSIZE, "paper": paper, "blocks": ours}
     return figures | {"equal": equal, "theorem2": theorem2()}
@@ -108,8 +104,7 @@ def point(d, M):
 
 def fit(over, points, **fixed):
     """The slope of log(HBM) over the logarithm of "M" or "d", by least squares."""
-    x = [math.log(p[over]) for p in points]
-    slopes = {part: linear_regression(x, [math.log(p[part]) for p in points]).slope for part in ("all", "q_and_o")}
+    slopes = {part: slope([(p[over], p[part]) for p in points]) for part in ("all", "q_and_o")}
     return {"over": over, **fixed, "from": points[0][over], "to": points[-1][over], "points": len(points), **slopes}
 
 
@@ -117,10 +112,9 @@ def fit(over, points, **fixed):
 
 
 def page(figures):
-    """The figures of `middle` as report prints them."""
-    plural = "s" * (figures["heads"] > 1)
-    sizes = "N = {n:,}, d = {d:,}, {heads:,} head{s}, batch {batch:,}, forward, fp16".format(s=plural, **figures)
-    yield report.heading("Figure 2 (middle)", sizes)
+    """The figures of `compute` as report prints them."""
+    sizes = "N = {n:,}, d = {d:,}, ".format(**figures) + heads_and_batch(figures)
+    yield report.heading("Figure 2 (middle)", f"{sizes}, forward, fp16")
     yield ""
     yield report.prose("""
         HBM traffic of Algorithm 1 against the block size Bc. Q and O are passed over once for each of the
@@ -148,8 +142,7 @@ def bars(figures):
     yield report.bars(lengths, "GB" if paper else "bytes")
     yield ""
     if not paper:
-        theirs = "N = {n:,}, d = {d}, {heads} heads and batch {batch}".format(**GPT2_MEDIUM)
-        yield report.prose(f"The paper's bars are left out: they are for {theirs}.")
+        yield left_out("bars", PAPER)
         return
     verdict = "equal the paper's bars in all digits it prints" if figures["equal"] else "DIFFER FROM THE PAPER'S BARS"
     first, last = (paper[Bc]["gb"] / paper[Bc]["ms"] for Bc in (min(paper, key=int), max(paper, key=int)))
@@ -207,7 +200,7 @@ def theorem_page(theorem):
     marks = dict(zip(COLUMNS, "ox+", strict=True))
     series = {marks[d]: [(p["M"], p["all"]) for p in points if p["d"] == d] for d in COLUMNS}
     legend = ", ".join(f"{mark} d = {d}" for d, mark in marks.items())
-    yield report.prose("\n".join([f"HBM accesses against M: {legend}", *chart(series)]))
+    yield report.prose("\n".join([f"HBM accesses against M: {legend}", *chart(series, "M")]))
     yield from slopes_page(theorem["slopes"])
 
 
@@ -230,19 +223,3 @@ def slopes_page(fits):
 
 def power(of_two):
     return f"2^{of_two.bit_length() - 1}"
-
-
-def chart(series, wide=4):
-    """Points in log-log scale, a line for each doubling of y and `wide` columns for each of x -> lines of text."""
-    xs, ys = zip(*(xy for points in series.values() for xy in points), strict=True)
-    left, top, bottom = math.log2(min(xs)), math.ceil(math.log2(max(ys))), math.floor(math.log2(min(ys)))
-    columns = round((math.log2(max(xs)) - left) * wide) + 1
-    lines = [[" "] * columns for _ in range(top - bottom + 1)]
-    for mark, points in series.items():
-        for x, y in points:
-            lines[round(top - math.log2(y))][round((math.log2(x) - left) * wide)] = mark
-    for exponent, line in zip(range(top, bottom - 1, -1), lines, strict=True):
-        yield f"  {f'2^{exponent}' if exponent % 2 == 0 else '':>5} │{''.join(line)}".rstrip()
-    yield f"  {'':>5} ─" + "─" * columns
-    ticks = [f"{f'2^{round(left) + at}':<{2 * wide}}" for at in range(0, columns // wide + 1, 2)]
-    yield f"  {'M':>5}  {''.join(ticks)}".rstrip()

@@ -1,4 +1,4 @@
-"""The paper's figures: ours against its numbers, every term against the prediction, the slopes against Theorem 2."""
+"""Figure 2 (middle): ours against its numbers, every term against the prediction, the slopes against Theorem 2."""
 
 import json
 import math
@@ -6,29 +6,12 @@ import math
 import pytest
 
 import numba_flash as nf
-from numba_flash import __main__ as cli
-from numba_flash import figures, report
-
-from .test_main import command
+from numba_flash.figures import middle as figures
 
 
 @pytest.fixture(scope="module")
 def middle():
-    return figures.middle(**figures.GPT2_MEDIUM)
-
-
-@pytest.fixture
-def run(capsys):
-    """The command in this process -> exit status, standard output, standard error."""
-
-    def run(line):
-        try:
-            status = cli.main(["figures", *line.split()])
-        except SystemExit as end:
-            status = end.code
-        return status, *capsys.readouterr()
-
-    return run
+    return figures.compute(**figures.PAPER)
 
 
 # --- Figure 2 (middle) ------------------------------------------------------------------------------------------------
@@ -46,7 +29,7 @@ def test_ours_equal_the_papers_bars_to_three_digits(middle, Bc, gb):
 )
 def test_the_terms_add_up_to_the_prediction_and_follow_their_closed_forms(n, d, heads, batch):
     N = n
-    for Bc, ours in figures.middle(n=n, d=d, heads=heads, batch=batch)["blocks"].items():
+    for Bc, ours in figures.compute(n=n, d=d, heads=heads, batch=batch)["blocks"].items():
         Tc = math.ceil(N / int(Bc))
         bill = nf.predict("flash", n=n, d=d, heads=heads, batch=batch, blocks=(ours["Br"], ours["Bc"]))
         assert heads * batch * sum(ours["terms"].values()) == bill.elements
@@ -138,44 +121,7 @@ def test_points_follow_the_papers_rule_from_d_to_Nd(middle):
     assert {p["d"]: p["M"] for p in points} == {d: N * d for d in figures.COLUMNS}
 
 
-def test_a_line_of_slope_minus_1_is_drawn_as_a_diagonal():
-    lines = list(figures.chart({"x": [(2**k, 2 ** (10 - k)) for k in range(4, 9)]}))
-    drawn = [line.partition("│")[2] for line in lines[:5]]
-    assert drawn == [" " * 4 * k + "x" for k in range(5)]
-    assert [line[:7].strip() for line in lines[:5]] == ["2^6", "", "2^4", "", "2^2"]
-    assert lines[-1].split() == ["M", "2^4", "2^6", "2^8"]
-    assert [lines[-1].index(f"2^{k}") for k in (4, 6, 8)] == [lines[k].index("x") for k in (0, 2, 4)]
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_no_name_lists_the_figures(run):
-    status, out, err = run("")
-    assert (status, err) == (0, "")
-    assert all(name in out for name in figures.FIGURES)
-    assert "python -m numba_flash figures middle" in out
-    assert json.loads(run("--json")[1]) == figures.FIGURES
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("nothing", "invalid choice: 'nothing' (choose from "),
-        ("middle --n 0", "argument --n: '0' is not valid: give a whole number from 1 to 100,000,000"),
-        ("middle --n 1e3", "'1e3' is not valid"),
-        ("middle --d -1", "argument --d: '-1' is not valid: give a whole number from 1 to 10,000"),
-        ("middle --heads 10001", "argument --heads: '10001' is not valid"),
-        ("middle --batch many", "argument --batch: 'many' is not valid"),
-        ("middle --json no/such/folder/file", "does not exist"),
-        ("middle more", "unrecognized arguments: more"),
-    ],
-)
-def test_a_value_that_will_not_do(run, line, says):
-    status, out, err = run(line)
-    assert (status, out) == (2, "")
-    assert says in err
-    assert err.splitlines()[-1].startswith("python -m numba_flash")
 
 
 def test_json_holds_every_figure(run, middle, tmp_path):
@@ -210,27 +156,3 @@ def test_another_configuration_leaves_the_paper_out(run):
     assert "8.60" not in out
     found = json.loads(run("middle --n 2048 --json")[1])
     assert (found["n"], found["paper"], found["equal"]) == (2048, None, None)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "middle",
-        "middle --n 1 --d 1 --heads 1 --batch 1",
-        "middle --n 100000000 --d 10000 --heads 10000 --batch 10000",
-        "",
-    ],
-)
-def test_output_is_80_columns_wide(run, line):
-    lines = run(line)[1].splitlines()
-    assert max(map(len, lines)) <= report.WIDTH
-    assert all(text[:1] in ("", " ") for text in lines)  # where a line is folded, its end has no margin
-
-
-def test_output_is_ascii_where_there_is_no_unicode():
-    for line in ("figures", "figures middle", "figures --help"):
-        done = command(*line.split(), PYTHONIOENCODING="ascii")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.isascii()
-        assert "?" not in done.stdout
-        assert max(map(len, done.stdout.splitlines())) <= report.WIDTH

@@ -1,0 +1,9 @@
+"""The paper's figures, computed: `python -m numba_flash figures NAME`.
+
+Each is a module: TITLE; PAPER, the paper's configuration; compute(n, d, heads, batch) -> figures, a dictionary for
+JSON, whose "equal" is False where something is not as it must be; page(figures) -> what is printed.
+"""
+
+from . import left, memory, middle
+
+FIGURES = {"left": left, "middle": middle, "memory": memory}

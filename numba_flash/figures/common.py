@@ -1,0 +1,53 @@
+"""What several figures share: the paper's configuration, and what is drawn and fitted in log-log scale."""
+
+import math
+from statistics import linear_regression
+
+from .. import report
+
+GPT2_MEDIUM = {"n": 1024, "d": 64, "heads": 16, "batch": 64}  # Figure 2, left and middle
+ITEMSIZE = 2  # bytes of an element in half precision, which the paper measures in
+
+
+def slope(points):
+    """The slope of log(y) over log(x), by least squares over `points`, pairs (x, y)."""
+    x, y = zip(*points, strict=True)
+    return linear_regression(list(map(math.log, x)), list(map(math.log, y))).slope
+
+
+def chart(series, across, wide=4):
+    """Points in log-log scale, a line for each doubling of y and `wide` columns for each of x -> lines of text.
+
+    series: mark -> [(x, y)]; what is drawn later covers what is there. `across` names x.
+    """
+    xs, ys = zip(*(xy for points in series.values() for xy in points), strict=True)
+    left, top, bottom = math.floor(math.log2(min(xs))), math.ceil(math.log2(max(ys))), math.floor(math.log2(min(ys)))
+    columns = round((math.log2(max(xs)) - left) * wide) + 1
+    lines = [[" "] * columns for _ in range(top - bottom + 1)]
+    for mark, points in series.items():
+        for x, y in points:
+            lines[round(top - math.log2(y))][round((math.log2(x) - left) * wide)] = mark
+    for exponent, line in zip(range(top, bottom - 1, -1), lines, strict=True):
+        yield f"  {f'2^{exponent}' if exponent % 2 == 0 else '':>5} │{''.join(line)}".rstrip()
+    yield f"  {'':>5} ─" + "─" * columns
+    ticks = [f"{f'2^{left + at}':<{2 * wide}}" for at in range(0, columns // wide + 1, 2)]
+    yield f"  {across:>5}  {''.join(ticks)}".rstrip()
+
+
+def aligned(header, rows, names=1):
+    """`report.table` of texts, of which all columns but the first `names` stand to the right."""
+    cells = [list(map(str, row)) for row in [header, *rows]]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    texts = [row[:names] + [f"{cell:>{w}}" for cell, w in zip(row[names:], wide[names:], strict=True)] for row in cells]
+    return report.table(texts[0], texts[1:])
+
+
+def heads_and_batch(figures):
+    """ "16 heads, batch 64", for a heading."""
+    return f"{figures['heads']:,} head{'s' * (figures['heads'] > 1)}, batch {figures['batch']:,}"
+
+
+def left_out(what, paper, lengths="N ="):
+    """The sentence for a configuration that is not `paper`, the paper's."""
+    theirs = f"{lengths} {paper['n']:,}, d = {paper['d']}, {heads_and_batch(paper)}"
+    return report.prose(f"The paper's {what} are left out: they are for {theirs}.")
