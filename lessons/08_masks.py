@@ -144,7 +144,7 @@ this.text(f"""
 A key mask hides keys from all queries. Here it leaves the first {length:,} of {plural(N, "key")}, as it would for a
 text of that many words. The result is that of these keys alone, {"bit for bit" if same else "but for rounding"}: a tile
 whose keys are all hidden leaves m, l and O as they are. The bill has a new line, the mask, which is read once for each
-pair of a query and a key: {bill["mask"].loads:,} loads of 1 byte.
+pair of a query and a key, {plural(bill["mask"].loads, "load")} of 1 byte.
 
 What a mask hides is data, and the kernel cannot know it before it has read it: no tile is skipped. (A block mask tells
 in advance which tiles count; a later lesson.)

@@ -225,11 +225,14 @@ def test_flash_in_tiles_of_its_own(tmp_path):
     assert list(found["errors"]) == ["naive", "tiled", "online_softmax", "flash", "flash2"]
 
 
+def counted_is_predicted(bills):
+    return Bill.from_json(json.dumps(bills["counted"])) == Bill.from_json(json.dumps(bills["predicted"]))
+
+
 def test_the_backward_pass(tmp_path):
     found, out = figures("07_backward.py", tmp_path, "--n", "96", "--d", "16", "--heads", "2", "--blocks", "32,16")
     for stage in ("flash", "flash2"):
-        both = found["bills"][stage]
-        assert both["counted"]["kernels"] == both["predicted"]["kernels"]
+        assert counted_is_predicted(found["bills"][stage])
     assert found["owners"] == {"different": [1, 1, 1], "spread": 0}
     assert found["atomics"]["different"][0] > 1
     assert found["atomics"]["different"][1:] == [1, 1]
@@ -244,7 +247,7 @@ def test_the_backward_pass(tmp_path):
 def test_the_masks(tmp_path):
     found, out = figures("08_masks.py", tmp_path, "--n", "100", "--d", "16", "--heads", "2", "--blocks", "16,8")
     both = found["bills"]["flash2, causal"]
-    assert both["counted"]["kernels"] == both["predicted"]["kernels"]
+    assert counted_is_predicted(both)
     assert both["counted"]["kernels"]["flash2"]["K"]["loads"] == 2 * 16 * (sum(range(16, 97, 16)) + 100)
     assert "bit for bit" in out
     assert re.search(r"^ +0 +-inf +0 0 0 0 +0 0 0 0$", out, re.MULTILINE)
