@@ -361,7 +361,7 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
         ("05_flash.py", "--blocks", "64,0", "whole number of 1 or more"),
         ("05_flash.py", "--blocks", "64,", "whole number of 1 or more"),
         ("05_flash.py", "--blocks", "64,65", "49,920 bytes of shared memory"),
-        ("05_flash.py", "--blocks", "342,8", "342 threads of up to 228 registers"),
+        ("05_flash.py", "--blocks", "342,8", "342 threads of up to 255 registers"),
         ("06_what_it_is_not.py", "--sram", "4095", "whole number from 4,096 to 16,777,216"),
         ("06_what_it_is_not.py", "--sram", "48K", "whole number from 4,096 to 16,777,216"),
     ],
