@@ -8,6 +8,7 @@ from numba_flash import lesson, report
 from numba_flash.blocks import tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.masks import no_mask
 from numba_flash.stages import naive
 
 this = lesson.start("02 · naive", stage="tiled", predict_only=True)
@@ -23,7 +24,8 @@ lesson 01.
 
 # %% The first kernel, and a grid of two axes.
 side, across = naive.SIDE, tiles(N, naive.SIDE)
-scores, softmax, output = naive.make_scores(float32), naive.make_softmax(float32), naive.make_output(float32)
+scores = naive.make_scores(float32, no_mask().allowed)
+softmax, output = naive.make_softmax(float32), naive.make_output(float32)
 this.part("The scores, one thread per element")
 this.text("""
 The stage is in numba_flash/stages/naive.py. It has one kernel per step of Algorithm 0. The first computes the
@@ -44,8 +46,9 @@ query i. So `j, i = cuda.grid(2)` has the column first, and S[h, i, j] has the r
 thread with x = 7 and y = 3 is the one for S[h, 3, 7]{"" if N > 7 else ", if S were that large"}.
 
 `h` is the head. `g` is the head of K and V: in some models several heads of Q share one, but here there are as
-many, and g equals h. `real` is the type of the numbers, float32. `acc` is in a register. A comment such as
-"Alg. 0, l. 1" names the line of the paper's algorithm.
+many, and g equals h. `mask`, its batch `b` and `allowed` are for masks, which hide keys (lesson 08): here `allowed`
+is True for every pair, and no mask is read. `real` is the type of the numbers, float32. `acc` is in a register. A
+comment such as "Alg. 0, l. 1" names the line of the paper's algorithm.
 """)
 
 # %% The other two.

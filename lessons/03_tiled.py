@@ -12,6 +12,7 @@ from numba_flash.blocks import tiles
 from numba_flash.engine.model import STATIC_SHARED, THREADS
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.masks import no_mask
 from numba_flash.stages import tiled
 
 this = lesson.start("03 · tiled", stage="tiled", sizes="N = {n}, d = {d}, float32, {heads}, T = {blocks}")
@@ -28,7 +29,8 @@ Shared memory, tile and barrier are from lesson 00 (parts 4, 7 and 8), the squar
 """)
 
 # %% The kernel.
-scores = tiled.make_scores(T, float32)
+allowed = no_mask().allowed                                  # masks are for lesson 08: here every pair is allowed
+scores = tiled.make_scores(T, float32, allowed)
 this.part("The kernel")
 this.text(f"""
 Cut the N × N scores into tiles of T × T, here {T} × {T} (--blocks sets T). A block of T × T threads computes
@@ -166,11 +168,11 @@ for which, why in (
     (1, "A thread may read an element of a tile that its neighbour has not loaded yet. Barrier 1 says: complete."),
     (2, "A fast thread is a step ahead and overwrites a tile that a slow one still reads. Barrier 2 says: finished."),
 ):
-    kernel = tiled.make_scores(small, float32)
+    kernel = tiled.make_scores(small, float32, allowed)
     this.running(f"without barrier {which}, line {lesson.line_of(kernel, 'cuda.syncthreads()', which)}")
     try:
         broken = lesson.without(kernel, "cuda.syncthreads()", which)
-        nf.launch(broken, 1, (small, small), Q, K, S, np.float32(1), device="cpu", strict=True)
+        nf.launch(broken, 1, (small, small), Q, K, no_mask("cpu").keys, S, np.float32(1), device="cpu", strict=True)
     except nf.errors.KernelError as error:
         this.fault(error)
     this.text(why)

@@ -13,6 +13,7 @@ from numba_flash import lesson, reference, report
 from numba_flash.blocks import tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.masks import make_weight
 from numba_flash.stages import online_softmax
 
 
@@ -211,7 +212,7 @@ scores are far below it, all their exponentials are 0. Below -∞ there is nothi
 overflows, or where a mask hides a key (in a later lesson). So the kernels do not call exp themselves, but a
 function with a guard:
 """)
-this.source(online_softmax.make_weight(float32), "if s ==", "return math")
+this.source(make_weight(float32), "if s ==", "return math")
 hidden = np.array([-np.inf, -np.inf, 1, 2])
 state = -np.inf, 0., 0.
 with np.errstate(all="ignore"):

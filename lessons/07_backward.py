@@ -13,11 +13,13 @@ from numba_flash.blocks import STREAM, check_blocks, tiles
 from numba_flash.engine import cpu
 from numba_flash.hbm.predict import algorithm0, kept
 from numba_flash.lesson import plural
+from numba_flash.masks import no_mask
 from numba_flash.stages import flash2_backward, flash_backward, naive_backward
 
 this = lesson.start("07 · backward", n=512, stage="flash2", direction="backward", blocks=None,
                     meanings={"blocks": "Br queries and Bc keys that a block of flash2's kernels owns"})  # fmt: skip
 N, d, H, where = this.n, this.d, this.heads, this.device
+none = no_mask()                                             # masks are for lesson 08
 flash_Bc = check_blocks("flash", None, d=d, direction="backward").Bc
 Br, Bc = check_blocks("flash2", this.blocks, d=d, direction="backward")
 Tc, Tr2, Tc2 = tiles(N, flash_Bc), tiles(N, Br), tiles(N, Bc)
@@ -132,7 +134,8 @@ lessons.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, 
 The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
 before these lines:
 """)
-this.source(flash_backward.make_backward(STREAM, flash_Bc, d, float32), "if j + c", "nobody still reads")
+kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first)
+this.source(kernel, "if j + c", "nobody still reads")
 this.text("""
 dK_j and dV_j are sums over queries, which one thread meets one by one. (The scale of line 22 is left to the end: dK_j
 is multiplied once, when it is stored.) dQ_i is a sum over keys, which lie in all threads and all tiles: so dS_ij goes
@@ -198,7 +201,7 @@ comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
 
 The loop of backward_dQ:
 """)
-this.source(flash2_backward.make_dQ(Br, STREAM, d, float32), "if i < N:", "Alg. 2, l. 15")
+this.source(flash2_backward.make_dQ(Br, STREAM, d, float32, none.allowed, none.seen), "if i < N:", "Alg. 2, l. 15")
 predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks, direction="both")
 this.bill("flash2", bills["flash2"], predicted=predicted2, **yardstick, below=errors["flash2"])
 this.text(f"""

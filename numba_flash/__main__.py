@@ -96,6 +96,7 @@ def make_parser():
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
     sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")
+    sub.add_argument("--causal", action="store_true", help="query i sees key j where j <= i + N_k - N")
     sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
@@ -220,7 +221,7 @@ def bill(flags):
     if flags.blocks:
         flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
-    more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse")}
+    more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse", "causal")}
     more["deterministic"] = not flags.atomics
     if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
         raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
@@ -240,7 +241,7 @@ def bill(flags):
         refuse_scores(flags, place)
         counted, results, inputs = count(flags, place)
         if part == "forward":
-            error, naive, limit = errors(flags.stage, results, *inputs, place)
+            error, naive, limit = errors(flags.stage, results, *inputs, place, flags.causal)
             below, right = report.error_line(error, naive=naive, bound=limit), error <= limit
             figures |= {"error": error, "naive_error": naive, "bound": limit}
         else:
@@ -273,7 +274,8 @@ def facts(flags):
     tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=tiled_pass(flags))
     tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
     passes = {"forward": "", "backward": ", backward", "both": ", both passes"}[flags.direction]
-    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{passes}"
+    causal = ", causal" * flags.causal
+    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{causal}{passes}"
 
 
 def refuse_scores(flags, place):
@@ -290,7 +292,7 @@ def count(flags, place):
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
-    how = {"stage": flags.stage, "scale": scale, "device": place}
+    how = {"stage": flags.stage, "scale": scale, "causal": flags.causal, "device": place}
     if flags.direction == "forward":
         with ledger() as counted:
             out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, **how)
@@ -309,7 +311,7 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     single = q.dtype == np.float32
     naive = ours if single else None
     if single and flags.stage != "naive":
-        how = {"stage": "naive", "scale": scale, "device": place}
+        how = {"stage": "naive", "scale": scale, "causal": flags.causal, "device": place}
         kept = {}
         if flags.direction == "backward":
             kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
@@ -320,7 +322,7 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     for b, g in np.ndindex(k.shape[:2]):
         heads, of = np.s_[b, g * group : (g + 1) * group], np.s_[b, g : g + 1]
         part = q[heads], k[of], v[of], dout[heads]
-        truth = reference.attention_backward(*part, scale)
+        truth = reference.attention_backward(*part, scale, causal=flags.causal)
         places = heads, of, of
         error, own = (
             [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
@@ -335,15 +337,18 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     }
 
 
-def errors(stage, out, q, k, v, scale, place):
+def errors(stage, out, q, k, v, scale, place, causal=False):
     """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
     single = q.dtype == np.float32
-    naive = attention(q, k, v, stage="naive", scale=scale, device=place) if single and stage != "naive" else None
+    naive = None
+    if single and stage != "naive":
+        naive = attention(q, k, v, stage="naive", scale=scale, causal=causal, device=place)
     rows = max(1, SCORES_AT_ONCE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     worst = np.zeros(5)  # NaN stays NaN in np.maximum
     for i in range(0, q.shape[2], rows):
         part, at = q[:, :, i : i + rows], np.s_[:, :, i : i + rows]
-        O = reference.attention(part, k, v, scale)[0]
+        end = max(0, i + part.shape[2] + k.shape[2] - q.shape[2]) if causal else k.shape[2]  # the keys they see
+        O = reference.attention(part, k[:, :, :end], v[:, :, :end], scale, causal=causal)[0]
         S = 0 if single else reference.scores(part, k, scale)
         derived = exactness.naive_bound(part, k, v, scale) if single and naive is None else 0
         off = 0 if naive is None else naive[at] - O

@@ -4,6 +4,7 @@ import contextlib
 import math
 import reprlib
 import warnings
+from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -13,27 +14,44 @@ from .blocks import fitting_blocks
 from .checks import check_deterministic, check_stage, truth
 from .engine import launch as engine
 from .engine import model
+from .masks import Mask, no_mask, rows_with_keys
 from .stages import STAGES
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 MAX_D = 256  # features a head
 
 
-def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=False, device=None):
+def attention(
+    q,
+    k,
+    v,
+    *,
+    stage="flash2",
+    scale=None,
+    causal=False,
+    key_mask=None,
+    blocks=None,
+    return_lse=False,
+    device=None,
+):
     """Exact attention, O = softmax(scale · Q Kᵀ) V, computed by one stage of the ladder.
 
     q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256. k and v: one shape, with the rank, batch,
     d and dtype of q, their own length N_k, and as many heads as q or a divisor of that (GQA: head h of q uses head
     h // (H / H_kv) of k and v). N = 0 gives an empty result; N_k = 0 gives out = 0 and lse = −∞.
 
-    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. blocks: the tile
-    sizes, as the stage explains them. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
+    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. causal: query i sees
+    key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package (PyTorch's is_causal is
+    aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a key with False is seen by
+    no query. A row that sees no key has out = 0 and lse = −∞. blocks: the tile sizes, as the stage explains them.
+    device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
 
     Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
     axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
     arrays. Arrays in GPU memory (`__cuda_array_interface__`: torch, cupy, numba) stay there: the result is a numba
     device array, and nothing is copied. Input of any strides is right; what is not contiguous is copied once. A
-    subclass of NumPy's array counts as the plain array, a masked array is refused.
+    subclass of NumPy's array counts as the plain array, a masked array is refused. The stages flash and flash2 hold l·O
+    while they sum, so that values of V beyond the largest number over N_k overflow in them.
 
     Raises TypeError for an argument of the wrong kind (a list, another or a mixed dtype, host and GPU memory mixed),
     ValueError for a wrong value (shapes that do not fit, no heads, d out of range, scale NaN or infinite, an unknown
@@ -51,12 +69,14 @@ def attention(q, k, v, *, stage="flash2", scale=None, blocks=None, return_lse=Fa
     truth("return_lse", return_lse)
     place = engine.device(device).name
     operands = _at(place, operands)
+    mask = _mask(causal, key_mask, operands[0], N_k, place)
 
     if N == 0:  # nothing to launch
         O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
     else:
         Q, K, V = (_as_heads(operand, place) for operand in operands)
-        O, L = STAGES[stage].forward(Q, K, V, scale, blocks=blocks, return_lse=bool(return_lse), device=place)
+        how = {"mask": mask, "blocks": blocks, "return_lse": bool(return_lse), "device": place}
+        O, L = STAGES[stage].forward(Q, K, V, scale, **how)
     q = operands[0]
     out = _result(O, q.shape, q.on_device)
     return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
@@ -72,18 +92,20 @@ def attention_backward(
     lse=None,
     stage="flash2",
     scale=None,
+    causal=False,
+    key_mask=None,
     blocks=None,
     deterministic=True,
     device=None,
 ):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the backward pass of one stage -> (dq, dk, dv).
 
-    q, k, v, scale and device: as for `attention`. dout: the gradient of out, shaped like q and in its dtype. out and
-    lse: what `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P in HBM compute
-    from them, the others form S and P again. Without out and lse the stage's forward pass runs first, and keeps what
-    its backward pass wants: the bill shows its kernels on lines of their own. blocks: the tile sizes of the backward
-    pass, as its stage explains them. deterministic=False: blocks add to dq by atomics, in the order in which they
-    happen to run (flash2 alone); otherwise every run gives the same bits.
+    q, k, v, scale, causal, key_mask and device: as for `attention`. dout: the gradient of out, shaped like q and in its
+    dtype. out and lse: what `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P
+    in HBM compute from them, the others form S and P again. Without out and lse the stage's forward pass runs first,
+    and keeps what its backward pass wants: the bill shows its kernels on lines of their own. blocks: the tile sizes of
+    the backward pass, as its stage explains them. deterministic=False: blocks add to dq by atomics, in the order in
+    which they happen to run (flash2 alone); otherwise every run gives the same bits.
 
     P = exp(S − lse), and lse is rounded: from lse (flash2 always), the gradients have a relative error of about
     |lse| · eps, a percent at 10⁵ in float32. That out and lse belong to these arguments is not checked.
@@ -111,8 +133,9 @@ def attention_backward(
     fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
     place = engine.device(device).name
     operands = _at(place, operands)
-    if out is not None and N_k > 0:
-        _check_lse(operands[-1])
+    mask = _mask(causal, key_mask, operands[0], N_k, place)
+    if out is not None:
+        _check_lse(operands[-1], mask, N, N_k)
 
     q, k = operands[:2]
     if N == 0:  # nothing to launch, and nothing that any key had an influence on
@@ -123,7 +146,7 @@ def attention_backward(
         O = _as_heads(operands[4], place) if out is not None else None
         L = _as_heads(operands[5], place, columns=0) if out is not None else None
         backward = STAGES[stage].backward if deterministic else STAGES[stage].backward_atomic
-        dQ, dK, dV = backward(Q, K, V, dO, scale, O=O, L=L, blocks=blocks, device=place)
+        dQ, dK, dV = backward(Q, K, V, dO, scale, O=O, L=L, mask=mask, blocks=blocks, device=place)
     return tuple(_result(dX, x.shape, q.on_device) for dX, x in ((dQ, q), (dK, k), (dV, k)))
 
 
@@ -217,14 +240,38 @@ def _check_results(q, results):
             raise ValueError(f"{result.name} has shape {result.shape}: with q {q.shape} it must be {shape}")
 
 
-def _check_lse(lse):
-    """ValueError where lse is not finite: each row here has keys, so that a sum of exponentials is neither 0 nor ∞."""
+def _mask(causal, key_mask, q, N_k, place):
+    """The mask as stages take it."""
+    truth("causal", causal)
+    if key_mask is None:
+        return replace(no_mask(place), causal=bool(causal))
+    keys = _operand("key_mask", key_mask)
+    B = q.shape[0] if len(q.shape) == 4 else 1
+    shape = (B, N_k) if len(q.shape) == 4 else (N_k,)
+    if keys.dtype != np.bool_:
+        raise TypeError(f"key_mask has dtype {keys.dtype}: pass booleans, True for a key that is seen")
+    if keys.shape != shape:
+        raise ValueError(f"key_mask has shape {keys.shape}: with q {q.shape} and {N_k} keys it must be {shape}")
+    if N_k == 0:
+        return replace(no_mask(place), causal=bool(causal))
+    rows = engine.to_host(keys.array).reshape(B, N_k).astype(np.uint8)
+    return Mask(bool(causal), engine.to_device(rows, place), True)
+
+
+def _check_lse(lse, mask, N, N_k):
+    """ValueError where lse is not finite although its row sees a key, or is NaN or +∞."""
     values = engine.to_host(lse.array)
-    if not np.isfinite(values).all():
-        at = tuple(map(int, np.argwhere(~np.isfinite(values))[0]))
+    if np.isfinite(values).all():
+        return
+    sees = rows_with_keys(N, N_k, mask.causal, engine.to_host(mask.keys) if mask.masked else None)  # (N,), or (B, N)
+    sees = np.broadcast_to(sees[:, None] if sees.ndim == 2 and values.ndim == 3 else sees, values.shape)
+    wrong = np.where(sees, ~np.isfinite(values), ~np.isneginf(values))
+    if wrong.any():
+        at = tuple(map(int, np.argwhere(wrong)[0]))
+        has = "a row with keys has a finite lse" if sees[at] else "a row without keys has −∞"
         raise ValueError(
-            f"lse{list(at)} is {values[at]}, and a row with keys has a finite lse: pass what attention(..., "
-            "return_lse=True) gave for this q, k, v and scale, and look for NaN, infinities, or scores that overflow"
+            f"lse{list(at)} is {values[at]}, and {has}: pass what attention(..., return_lse=True) gave for this q, k, "
+            "v, scale and mask, and look for NaN, infinities, or scores that overflow"
         )
 
 

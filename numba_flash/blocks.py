@@ -16,7 +16,7 @@ from .errors import SharedMemoryError
 
 REGISTERS_A_THREAD = 255  # the most that CUDA gives one thread
 ROW_REGISTERS = 192  # with more, the compiler puts a thread's rows into local memory (ptxas 13.0, sm_80 and sm_90)
-OTHER_REGISTERS = 100  # beside them: addresses and values in flight, at most
+OTHER_REGISTERS = 128  # beside them: addresses and values in flight, at most
 STREAM = 8  # rows of the tiles that pass by while a block keeps its own
 
 

@@ -9,28 +9,32 @@ import math
 
 import numpy as np
 
+from .masks import to_dense
 
-def attention(q, k, v, scale=None):
+
+def attention(q, k, v, scale=None, *, causal=False, key_mask=None):
     """Softmax attention, O = softmax(scale · Q Kᵀ) V, and the logarithm L of each row's sum.
 
     q: (N, d), (H, N, d) or (B, H, N, d). k, v: the same rank and batch, any length N_k, and as many heads as q or a
-    divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d.
+    divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d. causal: query i sees
+    key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for four axes, True for a
+    key that is seen. A row that sees no key has out = 0 and lse = −∞.
     Returns (out, lse): out is shaped like q, lse like q without its last axis, L_i = log Σ_j exp(S_ij), natural
     logarithm, so that the rows of exp(S − L) sum to 1. Both are float64; complex input gives complex128 (and
-    longdouble stays longdouble). With no keys, out = 0 and lse = −∞.
+    longdouble stays longdouble).
     Raises ValueError when the shapes do not fit.
     """
     Q, K, V = _at_least_float64(q, k, v)
     _check_shapes(Q, K, V)
-    P, L = _softmax(scores(Q, K, scale))
+    P, L = _softmax(_masked(scores(Q, K, scale), causal, key_mask))
     return P @ _repeat_heads(V, Q), L
 
 
-def attention_backward(q, k, v, dout, scale=None):
+def attention_backward(q, k, v, dout, scale=None, *, causal=False, key_mask=None):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the formulas of Algorithm 4.
 
-    q, k, v, scale: as for `attention`; dout: shaped like out. Returns (dq, dk, dv), shaped like q, k and v, float64
-    (or complex128). In a GQA group, dk and dv are sums over the query heads that share the key head.
+    q, k, v, scale, causal, key_mask: as for `attention`; dout: shaped like out. Returns (dq, dk, dv), shaped like q, k
+    and v, float64 (or complex128). In a GQA group, dk and dv are sums over the query heads that share the key head.
     A row of queries with no keys has no influence: its gradients are 0. Raises ValueError when the shapes do not fit.
     """
     Q, K, V, dO = _at_least_float64(q, k, v, dout)
@@ -40,7 +44,7 @@ def attention_backward(q, k, v, dout, scale=None):
     K, V = _repeat_heads(K, Q), _repeat_heads(V, Q)
     tau = _scale(Q, scale)
 
-    P, _ = _softmax(scores(Q, K, tau))  # Alg. 4, l. 11–13
+    P, _ = _softmax(_masked(scores(Q, K, tau), causal, key_mask))  # Alg. 4, l. 11–13
     dV = _transpose(P) @ dO  # Alg. 4, l. 16
     dP = dO @ _transpose(V)  # Alg. 4, l. 17
     D = (dO * (P @ V)).sum(axis=-1, keepdims=True)  # Alg. 4, l. 19: rowsum(dO ∘ O), the same as rowsum(P ∘ dP)
@@ -55,10 +59,18 @@ def scores(q, k, scale=None):
     return _scale(q, scale) * (q @ _transpose(_repeat_heads(k, q)))
 
 
+def _masked(S, causal, key_mask):
+    """S with −∞ where a query does not see a key."""
+    if not causal and key_mask is None:
+        return S
+    seen = to_dense(*S.shape[-2:], causal, key_mask)
+    return np.where(seen[:, None] if seen.ndim == 3 else seen, S, -np.inf)
+
+
 def _softmax(S):
-    """P = exp(S − m) / l, row by row, and L = m + log l. A row with no key has P empty and L = −∞."""
+    """P = exp(S − m) / l, row by row, and L = m + log l. A row that sees no key has P = 0 and L = −∞."""
     m = S.real.max(axis=-1, keepdims=True, initial=-np.inf)  # the real part, so that complex steps can be taken
-    exp_S = np.exp(S - m)
+    exp_S = np.exp(S - np.where(np.isneginf(m), 0, m))
     l = exp_S.sum(axis=-1, keepdims=True)
     l = np.where(l == 0, 1, l)
     return exp_S / l, (m + np.log(l))[..., 0]

@@ -83,7 +83,7 @@ def test_the_rule_of_the_paper():
 
 def test_it_explains_itself():
     text = str(nf.choose_blocks("flash2", d=64))
-    for part in ("Br = 128", "Bc = 32", "32,768 of 49,152 B", "each of 128 threads", "up to 228"):
+    for part in ("Br = 128", "Bc = 32", "32,768 of 49,152 B", "each of 128 threads", "up to 255"):
         assert part in text
     assert "local memory" not in text
     assert "local memory" not in str(nf.choose_blocks("flash2", d=96))
@@ -142,7 +142,7 @@ def test_tiles_beyond_the_device(stage, d, dtype):
             assert tuple(fitting_blocks(stage, fits, d=d, dtype=dtype)) == fits
         except ValueError as error:
             warps = -(-blocks[0] // 32)
-            assert blocks[0] > THREADS or warps * 32 * min(256, 2 * d * size // 4 + 104) > REGISTERS
+            assert blocks[0] > THREADS or warps * 32 * min(256, 2 * d * size // 4 + 128) > REGISTERS
             fits = eval(str(error).rpartition("blocks=")[2].partition(" fits")[0])
             assert tuple(fitting_blocks(stage, fits, d=d, dtype=dtype)) == fits
 

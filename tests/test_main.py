@@ -289,6 +289,18 @@ def test_bill_of_the_backward_pass(run, stage, direction):
     assert ("scores" in figures["counted"]["kernels"]) == (stage in ("naive", "tiled", "online_softmax"))
 
 
+@pytest.mark.parametrize("direction", ["forward", "both"])
+@pytest.mark.parametrize("sizes", [(37, 37), (37, 21), (21, 37)])
+def test_causal_bill(run, direction, sizes, monkeypatch):
+    monkeypatch.setattr(cli, "SCORES_AT_ONCE", 5 * 37)
+    n, n_k = sizes
+    flags = ("bill", "--n", n, "--n-k", n_k, "--d", 8, "--causal", "--direction", direction, "--device", "cpu")
+    status, out, _ = run(*flags)
+    assert status == 0
+    assert "causal" in out and "exact" in out
+    assert json.loads(run(*flags, "--dtype", "float64", "--json")[1])["equal"]
+
+
 def test_bill_with_atomics(run):
     flags = "bill", "--n", 40, "--d", 8, "--direction", "both", "--atomics", "--device", "cpu"
     status, out, _ = run(*flags)

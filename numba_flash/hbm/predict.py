@@ -22,7 +22,8 @@ class Problem:
     """The size of one attention: N queries, N_k keys, d columns, `heads` times, in tiles of `blocks`.
 
     `share`: heads of K and V for each head of Q. `kept`: whether the backward pass has all that its stage's forward
-    pass keeps, or O and L alone.
+    pass keeps, or O and L alone. `masked`: whether there is a key mask. Query i sees key j where j ≤ i + N_k − N, if
+    `causal`.
     """
 
     N: int
@@ -35,15 +36,60 @@ class Problem:
     return_lse: bool = False
     kept: bool = False
     deterministic: bool = True
+    causal: bool = False
+    masked: bool = False
+
+    @property
+    def pairs(self):
+        """Pairs of a query and a key that it may see in causal order."""
+        return clamped_sum(self.N_k - self.N + 1, 1, self.N, 0, self.N_k) if self.causal else self.N * self.N_k
+
+    @property
+    def rows(self):
+        """Queries that may see a key."""
+        return min(self.N, self.N_k) if self.causal else self.N * bool(self.N_k)
+
+    @property
+    def mask(self):
+        """The loads of the key mask, where one thread asks for each pair."""
+        return {"mask": self.pairs} if self.masked else {}
+
+    def queries_of_tiles(self, Bc):
+        """The queries from which a tile of Bc keys is seen, summed over the tiles; and with each key of the tile."""
+        Tc = tiles(self.N_k, Bc)
+        if not self.causal:
+            return Tc * self.N, self.N_k * self.N
+        rows = Tc * self.N - clamped_sum(self.N - self.N_k, Bc, Tc, 0, self.N)
+        last = self.N - max(0, (Tc - 1) * Bc + self.N - self.N_k) if Tc else 0
+        return rows, Bc * rows - (Tc * Bc - self.N_k) * last
+
+    def keys_of_tiles(self, Br):
+        """The keys that the last query of a tile of Br sees, summed over the tiles; and with each query of the tile."""
+        Tr = tiles(self.N, Br)
+        if not self.causal:
+            return Tr * self.N_k, self.N * self.N_k
+        keys = clamped_sum(Br + self.N_k - self.N, Br, Tr - 1, 0, self.N_k) + self.N_k
+        return keys, Br * keys - (Tr * Br - self.N) * self.N_k
+
+
+def clamped_sum(start, step, count, low, high):
+    """Σ min(max(start + k · step, low), high) over k < count, step > 0, without a loop."""
+    begin = min(max(-((start - low) // step), 0), count)  # from here on at least low
+    end = min(max((high - start) // step + 1, begin), count)  # from here on more than high
+    inner = (end - begin) * start + step * (end * (end - 1) - begin * (begin - 1)) // 2
+    return begin * low + inner + (count - end) * high
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel does for one head of Q: elements loaded, stored and updated by atomics, by tensor; operations."""
+    """What one kernel does for one head of Q: elements loaded, stored and updated by atomics, by tensor; operations.
+
+    flops: a number, or a function without arguments where it takes a loop over tiles.
+    """
 
     loads: dict = field(default_factory=dict)
     stores: dict = field(default_factory=dict)
-    flops: int = 0
+    flops: int | Callable = 0
     atomics: dict = field(default_factory=dict)
 
 
@@ -65,20 +111,21 @@ def closed_form(stage, direction="forward"):
 
 def softmax(p):
     """One thread per row of S, three passes over it: maximum; sum of exp; exp / sum to P."""
-    N, N_k = p.N, p.N_k
-    return Kernel(loads={"S": 3 * N * N_k}, stores={"P": N * N_k}, flops=N * N_k * (1 + 3 + 3))
+    scores = p.N * p.N_k
+    return Kernel(loads={"S": 3 * scores}, stores={"P": scores}, flops=3 * scores + 4 * p.pairs)
 
 
 def logsumexp(p):
     """One thread per row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
-    N, N_k = p.N, p.N_k
-    form = Kernel(loads={"S": 2 * N * N_k}, stores={"L": N}, flops=N * N_k * (1 + 3) + (2 * N if N_k else 0))
+    scores = p.N * p.N_k
+    form = Kernel(loads={"S": 2 * scores}, stores={"L": p.N}, flops=2 * scores + 2 * p.pairs + 2 * p.rows)
     return {"logsumexp": form} if p.return_lse else {}
 
 
 def naive_scores(p):
     N, N_k, d = p.N, p.N_k, p.d
-    return Kernel({"Q": N * N_k * d, "K": N * N_k * d}, {"S": N * N_k}, flops=N * N_k * (2 * d + 1))
+    loads = {"Q": N * N_k * d, "K": N * N_k * d, **p.mask}
+    return Kernel(loads, {"S": N * N_k}, flops=N * N_k * 2 * d + p.pairs)
 
 
 @closed_form("naive")
@@ -118,53 +165,55 @@ def square_tiles(p):
 def tiled_scores(p):
     N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
-    flops = Tr * Tc * Td * 2 * T**3 + N * N_k
-    return Kernel({"Q": N * d * Tc, "K": N_k * d * Tr}, {"S": N * N_k}, flops)
+    loads = {"Q": N * d * Tc, "K": N_k * d * Tr, **p.mask}
+    return Kernel(loads, {"S": N * N_k}, flops=Tr * Tc * Td * 2 * T**3 + p.pairs)
 
 
 @closed_form("online_softmax")
 def online_softmax(p):
     """The scores as in tiled; one pass over S for m and l; exp(S − m) / l is formed on the way into the product.
 
-    Statistics, an element: a max, and twice a subtraction and exp, a product, a sum; at a row's first element m is −∞,
-    and the weight of what came before needs no subtraction and exp.
+    Statistics, an element: a max, a product, a sum, and twice a subtraction and exp: for a score that is seen, and to
+    rescale what came before it, if anything did.
     """
     N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
+    rescaled = p.rows * (N_k - 1) if N_k else 0
     output = Kernel(
         {"S": N * N_k * Td, "m": N * T * Td, "l": N * T * Td, "V": N_k * d * Tr},
         {"O": N * d},
-        flops=Tr * Tc * Td * 2 * T**3 + N * N_k * Td * 3,
+        flops=Tr * Tc * Td * 2 * T**3 + Td * (N * N_k + 2 * p.pairs),
     )
     return {
         "scores": tiled_scores(p),
-        "statistics": Kernel({"S": N * N_k}, {"m": N, "l": N}, flops=N * N_k * 7 - (2 * N if N_k else 0)),
+        "statistics": Kernel({"S": N * N_k}, {"m": N, "l": N}, flops=3 * N * N_k + 2 * p.pairs + 2 * rescaled),
         "output": output,
-        **(lse_from_m_and_l(p) if p.return_lse else {}),
+        **lse_from_m_and_l(p),
     }
 
 
 def lse_from_m_and_l(p):
     """L = m + log l, for `return_lse`: one thread a row."""
-    form = Kernel({"m": p.N, "l": p.N}, {"L": p.N}, flops=2 * p.N if p.N_k else 0)
+    form = Kernel({"m": p.N, "l": p.N}, {"L": p.N}, flops=2 * p.rows)
     return {"logsumexp": form} if p.return_lse else {}
 
 
 @closed_form("flash")
 def flash(p):
-    """Algorithm 1: K and V once; Q, O, l and m at each of the Tc tiles of keys; O, l and m also to start with.
+    """Algorithm 1: K and V once; Q, O, l and m at each tile of keys that the query sees; O, l and m also to start with.
 
-    A score: product with scale, max; subtract, exp, sum; times exp(m̃ − m); two products of d. A row at each step:
-    max; 2 × (subtract, exp), of which one is not needed at the first; the new l, 3; O scaled and divided, d each.
+    A score of a tile: max, sum, times exp(m̃ − m), two products of d; one that is seen: scale, subtract, exp. A row at
+    each step: max; 2 × (subtract, exp), of which one is not needed at the first; the new l, 3; O scaled and divided, d
+    each.
     """
     N, N_k, d = p.N, p.N_k, p.d
-    Tc = tiles(N_k, p.blocks[1])
+    rows, scores = p.queries_of_tiles(p.blocks[1])
     return {
         "initialise": Kernel({}, {"O": N * d, "l": N, "m": N}),
         "flash": Kernel(
-            {"Q": Tc * N * d, "K": N_k * d, "V": N_k * d, "O": Tc * N * d, "l": Tc * N, "m": Tc * N},
-            {"O": Tc * N * d, "l": Tc * N, "m": Tc * N},
-            flops=N * N_k * (4 * d + 6) + N * Tc * (2 * d + 8) - (2 * N if N_k else 0),
+            {"Q": rows * d, "K": N_k * d, "V": N_k * d, "O": rows * d, "l": rows, "m": rows, **p.mask},
+            {"O": rows * d, "l": rows, "m": rows},
+            flops=scores * (4 * d + 3) + 3 * p.pairs + rows * (2 * d + 8) - 2 * p.rows,
         ),
         **lse_from_m_and_l(p),
     }
@@ -172,18 +221,35 @@ def flash(p):
 
 @closed_form("flash2")
 def flash2(p):
-    """FlashAttention-2's order: Q once, O and L once; K and V for each of the Tr tiles of queries.
+    """FlashAttention-2's order: Q once, O and L once; K and V for each tile of queries, as far as its last query sees.
 
-    A score: product with scale, max; subtract, exp, sum; two products of d. A row at each step: subtract and exp, not
-    needed at the first; l and O rescaled, 1 + d. At the end a row is divided, d, and L formed, 2. Rows beyond N are
-    computed too, and not stored.
+    A score of a tile: max, sum, two products of d; one that is seen: scale, subtract, exp. A row at each step: l and O
+    rescaled, 1 + d, by a factor of 2 that is not needed at the first. At the end a row with keys is divided, d, and L
+    formed, 2.
     """
-    N, N_k, d = p.N, p.N_k, p.d
+    N, d = p.N, p.d
     Br, Bc = p.blocks
-    Tr, Tc = tiles(N, Br), tiles(N_k, Bc)
-    flops = Tr * Br * (N_k * (4 * d + 5) + Tc * (d + 3) - 2) + N * (d + 2) if N_k else 0
-    loads = {"Q": N * d, "K": Tr * N_k * d, "V": Tr * N_k * d}
-    return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
+    keys, scores = p.keys_of_tiles(Br)
+
+    def flops():
+        steps, rescaled = flash2_steps(p, Br, Bc)
+        return scores * (4 * d + 2) + 3 * p.pairs + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
+
+    return {"flash2": Kernel({"Q": N * d, "K": keys * d, "V": keys * d, **p.mask}, {"O": N * d, "L": N}, flops)}
+
+
+def flash2_steps(p, Br, Bc):
+    """Tiles of keys that the rows go through, summed over the rows; and those with something before them to rescale."""
+    if not p.causal:
+        return p.N * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
+    steps = rescaled = 0
+    for begin in range(0, p.N, Br):
+        end = min(begin + Br, p.N)
+        Tc = tiles(max(0, end + p.N_k - p.N), Bc)
+        with_keys = max(0, end - max(begin, p.N - p.N_k))
+        steps += (end - begin) * Tc
+        rescaled += with_keys * max(Tc - 1, 0)
+    return steps, rescaled
 
 
 def ideal(p):
@@ -219,14 +285,14 @@ def naive_backward(p):
 
 def probabilities(p):
     """P = exp(S − L), one thread per element."""
-    N, N_k = p.N, p.N_k
-    return Kernel({"S": N * N_k, "L": N * N_k}, {"P": N * N_k}, flops=2 * N * N_k)
+    scores = p.N * p.N_k
+    return Kernel({"S": scores, "L": scores}, {"P": scores}, flops=2 * p.pairs)
 
 
 def dS(p):
     """One thread per row: D_i in a first pass over P and dP, dS in a second."""
-    N, N_k = p.N, p.N_k
-    return Kernel({"P": 2 * N * N_k, "dP": 2 * N * N_k}, {"dS": N * N_k}, flops=N * N_k * (2 + 2))
+    scores = p.N * p.N_k
+    return Kernel({"P": 2 * scores, "dP": 2 * scores}, {"dS": scores}, flops=scores * (2 + 2))
 
 
 @closed_form("tiled", "backward")
@@ -255,8 +321,9 @@ def tiled_gradients(p):
 def online_softmax_backward(p):
     """P is formed first, from the S that was kept or from a new one; then as tiled."""
     if p.kept:
-        S = p.N * p.N_k
-        first = {"form_P": Kernel({"S": S, "m": S, "l": S}, {"P": S}, flops=3 * S)}
+        scores = p.N * p.N_k
+        loads = {"S": scores, "m": scores, "l": scores}
+        first = {"form_P": Kernel(loads, {"P": scores}, flops=p.rows * p.N_k + 2 * p.pairs)}
     else:
         first = {"scores": tiled_scores(p), "probabilities": probabilities(p)}
     return {**first, **tiled_gradients(p)}
@@ -264,20 +331,19 @@ def online_softmax_backward(p):
 
 @closed_form("flash", "backward")
 def flash_backward(p):
-    """Algorithm 4: K, V, dK, dV once; Q, O, dO, l, m at each of the Tc tiles of keys, and dQ read and written.
+    """Algorithm 4: K, V, dK, dV once; Q, O, dO, l, m at each tile of keys that the query sees, dQ read and written.
 
-    A score: five products of d; scale, subtract, exp, divide; dP − D, times P. At each step a row's D, 2d, and the
-    update of dQ, 2d. At the end dK is scaled.
+    A score of a tile: five products of d, a quotient, dP − D, times P; one that is seen: scale, subtract, exp. At each
+    step a row's D, 2d, and the update of dQ, 2d. At the end dK is scaled.
     """
-    N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
-    Tc = tiles(N_k, p.blocks[1])
-    rows = Tc * N * d
-    loads = {"Q": rows, "K": keys, "V": keys, "O": rows, "l": Tc * N, "m": Tc * N, "dO": rows, "dQ": rows}
-    flops = N * N_k * (10 * d + 6) + Tc * N * 4 * d + keys
+    N, d, keys = p.N, p.d, p.share * p.N_k * p.d
+    rows, scores = p.queries_of_tiles(p.blocks[1])
+    loads = {"Q": rows * d, "K": keys, "V": keys, "O": rows * d, "l": rows, "m": rows, "dO": rows * d, "dQ": rows * d}
+    flops = scores * (10 * d + 3) + 3 * p.pairs + rows * 4 * d + keys
     return {
         **({} if p.kept else {"split_lse": Kernel({"L": N}, {"l": N, "m": N})}),
         "initialise_dQ": Kernel({}, {"dQ": N * d}),
-        "flash_backward": Kernel(loads, {"dQ": rows, "dK": keys, "dV": keys}, flops),
+        "flash_backward": Kernel({**loads, **p.mask}, {"dQ": rows * d, "dK": keys, "dV": keys}, flops),
     }
 
 
@@ -285,26 +351,28 @@ def flash_backward(p):
 def flash2_backward(p):
     """FlashAttention-2's Algorithm 2, split by owner, or in one kernel whose blocks add to dQ by atomics.
 
-    A score: the products of d that the kernel needs; scale, subtract, exp; dP − D, times P. dQ and dK are scaled once.
+    A score of a tile: the products of d that the kernel needs, dP − D, times P; one that is seen: scale, subtract, exp.
+    dQ and dK are scaled once.
     """
-    N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
+    N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     Br, Bc = p.blocks
-    Tr, Tc = tiles(N, Br), tiles(N_k, Bc)
-    rows, passing, stores = Tc * N * d, Tr * N_k * d, {"dK": keys, "dV": keys}
-    by_key = {"Q": rows, "K": keys, "V": keys, "dO": rows, "L": Tc * N, "D": Tc * N}
+    rows, by_keys = p.queries_of_tiles(Bc)
+    passing, by_queries = p.keys_of_tiles(Br)
+    stores = {"dK": keys, "dV": keys}
+    key_loads = {"Q": rows * d, "K": keys, "V": keys, "dO": rows * d, "L": rows, "D": rows, **p.mask}
     rowsum = {"rowsum": Kernel({"dO": N * d, "O": N * d}, {"D": N}, flops=2 * N * d)}
     if not p.deterministic:
-        flops = N * N_k * (10 * d + 5) + 2 * rows + keys
+        flops = by_keys * (10 * d + 2) + 3 * p.pairs + 2 * rows * d + keys
         return {
             **rowsum,
             "initialise_dQ": Kernel({}, {"dQ": N * d}),
-            "backward_atomic": Kernel(by_key, stores, flops, atomics={"dQ": rows}),
+            "backward_atomic": Kernel(key_loads, stores, flops, atomics={"dQ": rows * d}),
         }
-    by_query = {"Q": N * d, "K": passing, "V": passing, "dO": N * d, "L": N, "D": N}
+    query_loads = {"Q": N * d, "K": passing * d, "V": passing * d, "dO": N * d, "L": N, "D": N, **p.mask}
     return {
         **rowsum,
-        "backward_dKdV": Kernel(by_key, stores, flops=N * N_k * (8 * d + 5) + keys),
-        "backward_dQ": Kernel(by_query, {"dQ": N * d}, flops=N * N_k * (6 * d + 5) + N * d),
+        "backward_dKdV": Kernel(key_loads, stores, flops=by_keys * (8 * d + 2) + 3 * p.pairs + keys),
+        "backward_dQ": Kernel(query_loads, {"dQ": N * d}, by_queries * (6 * d + 2) + 3 * p.pairs + N * d),
     }
 
 
@@ -332,6 +400,8 @@ def predict(
     heads=1,
     kv_heads=None,
     batch=1,
+    causal=False,
+    key_mask=False,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -347,6 +417,9 @@ def predict(
     hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
 
+    causal as in `attention`; key_mask: whether there is one. (For a key that is hidden the bill is the same, and
+    `flops` counts its weight as if it were seen.)
+
     direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,
     in tiles that fit, and keeps of it what the stage wants. `blocks` are those of the backward pass then;
@@ -355,8 +428,8 @@ def predict(
     TypeError or ValueError for an argument that has no meaning: it names the argument, its value and the way out.
     Source: Dao et al. 2022, arXiv:2205.14135, Algorithms 0, 1, 3 and 4; Dao 2023, arXiv:2307.08691, Algorithms 1 and 2.
     """
-    sizes = n, d, n_k, heads, kv_heads, batch
-    return _bill(*_problem(stage, sizes, direction, dtype, blocks, sram, return_lse, deterministic))
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask)
+    return _bill(*_problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic))
 
 
 def flops(
@@ -368,6 +441,8 @@ def flops(
     heads=1,
     kv_heads=None,
     batch=1,
+    causal=False,
+    key_mask=False,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -376,9 +451,10 @@ def flops(
     deterministic=True,
 ):
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
-    sizes = n, d, n_k, heads, kv_heads, batch
-    kernels, p = _problem(stage, sizes, direction, dtype, blocks, sram, return_lse, deterministic)
-    return int(p.heads * sum(kernel.flops for kernel in kernels.values()))
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask)
+    kernels, p = _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic)
+    work = (kernel.flops() if callable(kernel.flops) else kernel.flops for kernel in kernels.values())
+    return int(p.heads * sum(work))
 
 
 def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="forward", dtype="float32"):
@@ -387,7 +463,9 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     Forward 4N·N_k + 2Nd + 2N_k·d elements a head, backward 7N·N_k + 4Nd + 4N_k·d: 11N² + 12Nd for "both" where
     N = N_k. Arguments and errors as for `predict`.
     """
-    _, p = _problem("naive", (n, d, n_k, heads, kv_heads, batch), direction, dtype, None, STATIC_SHARED, False, True)
+    _, p = _problem(
+        "naive", (n, d, n_k, heads, kv_heads, batch), (False, False), direction, dtype, None, STATIC_SHARED, False, True
+    )
     forms = {"forward": [ideal], "backward": [ideal_backward], "both": [ideal, ideal_backward]}[direction]
     return _bill({name: kernel for form in forms for name, kernel in form(p).items()} if p.N else {}, p)
 
@@ -413,16 +491,18 @@ def _bill(kernels, p):
         tensors = bill[name] = {}
         for tensor in kernel.loads | kernel.stores | kernel.atomics:
             counts = (p.heads * kind.get(tensor, 0) for kind in (kernel.loads, kernel.stores, kernel.atomics))
-            tensors[tensor] = Count(*map(int, counts), itemsize=p.itemsize)
+            tensors[tensor] = Count(*map(int, counts), itemsize=1 if tensor == "mask" else p.itemsize)
     return Bill(bill)
 
 
-def _problem(stage, sizes, direction, dtype, blocks, sram, return_lse, deterministic):
+def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic):
     """The kernels that run, and the problem they solve."""
     check_stage(stage, _FORMS["forward"])
     if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise ValueError(f"direction={direction!r} is unknown: pass {', '.join(map(repr, DIRECTIONS))}")
-    for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
+    causal, key_mask = masks
+    flags = {"return_lse": return_lse, "deterministic": deterministic, "causal": causal, "key_mask": key_mask}
+    for name, flag in flags.items():
         truth(name, flag)
     check_deterministic(stage, deterministic)
     n, d, n_k, heads, kv_heads, batch = sizes
@@ -448,6 +528,8 @@ def _problem(stage, sizes, direction, dtype, blocks, sram, return_lse, determini
             itemsize(dtype),
             bool(return_lse),
             deterministic=bool(deterministic),
+            causal=bool(causal),
+            masked=bool(key_mask),
         )
 
     if direction == "both":  # square tiles serve both passes

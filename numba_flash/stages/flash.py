@@ -20,9 +20,10 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import numba_type
 from .naive import ROWS
-from .online_softmax import lse, make_weight
+from .online_softmax import lse
 
 
 @cache
@@ -43,12 +44,12 @@ def make_initialise(real):
 
 
 @cache
-def make_forward(Br, Bc, d, real):
+def make_forward(Br, Bc, d, real, allowed, first):
     """One block a head, K/V in the outer loop; thread r has row r of each tile of Q and O."""
     weight = make_weight(real)
 
     @cuda.jit
-    def flash(Q, K, V, O, l, m, scale):
+    def flash(Q, K, V, mask, O, l, m, scale):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         S_ij = cuda.shared.array((Bc, Br), real)
@@ -56,6 +57,7 @@ def make_forward(Br, Bc, d, real):
         O_i = cuda.local.array(d, real)
         h = cuda.blockIdx.x
         g = h * K.shape[0] // Q.shape[0]
+        b = h * mask.shape[0] // Q.shape[0]
         r = cuda.threadIdx.x
         N, N_k = Q.shape[1], K.shape[1]
         for j in range(0, N_k, Bc):                          # Alg. 1, l. 5
@@ -63,7 +65,7 @@ def make_forward(Br, Bc, d, real):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 6
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j and V_j are complete
-            for i in range(r, N, Br):                        # Alg. 1, l. 7
+            for i in range(first(j + N - N_k) + r, N, Br):   # Alg. 1, l. 7
                 for t in range(d):
                     Q_i[t] = Q[h, i, t]                      # Alg. 1, l. 8
                     O_i[t] = O[h, i, t]
@@ -74,7 +76,7 @@ def make_forward(Br, Bc, d, real):
                     s = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]
-                    s *= scale                               # Alg. 1, l. 9
+                    s = s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)  # Alg. 1, l. 9
                     S_ij[c, r] = s
                     m_tile = max(m_tile, s)                  # Alg. 1, l. 10
                 l_tile = real(0)
@@ -82,35 +84,39 @@ def make_forward(Br, Bc, d, real):
                     p = weight(S_ij[c, r], m_tile)
                     S_ij[c, r] = p
                     l_tile += p
-                m_new = max(m_i, m_tile)                     # Alg. 1, l. 11
-                l_old = weight(m_i, m_new) * l_i             # the sum of earlier tiles, rescaled
-                new = weight(m_tile, m_new)                  # rescales what this tile gives
-                l_new = l_old + new * l_tile
-                for t in range(d):
-                    O_i[t] *= l_old
-                for c in range(min(Bc, N_k - j)):
-                    p = new * S_ij[c, r]
+                if l_tile != real(0):                        # else every key of this tile is hidden
+                    m_new = max(m_i, m_tile)                 # Alg. 1, l. 11
+                    l_old = weight(m_i, m_new) * l_i         # the sum of earlier tiles, rescaled
+                    new = weight(m_tile, m_new)              # rescales what this tile gives
+                    l_i = l_old + new * l_tile
+                    m_i = m_new
                     for t in range(d):
-                        O_i[t] += p * V_j[c, t]
+                        O_i[t] *= l_old
+                    for c in range(min(Bc, N_k - j)):
+                        p = new * S_ij[c, r]
+                        for t in range(d):
+                            O_i[t] += p * V_j[c, t]
+                    for t in range(d):
+                        O_i[t] /= l_i
                 for t in range(d):
-                    O[h, i, t] = O_i[t] / l_new if l_new != real(0) else real(0)  # Alg. 1, l. 12
-                l[h, i] = l_new                              # Alg. 1, l. 13
-                m[h, i] = m_new
+                    O[h, i, t] = O_i[t]                      # Alg. 1, l. 12
+                l[h, i] = l_i                                # Alg. 1, l. 13
+                m[h, i] = m_i
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
 
     return flash
 
 
-def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
     """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: (Br, Bc). Raises ValueError or SharedMemoryError for tiles that do not fit.
     """
-    O, l, m = forward_lm(Q, K, V, scale, blocks=blocks, device=device)
+    O, l, m = forward_lm(Q, K, V, scale, mask or no_mask(device), blocks=blocks, device=device)
     return O, lse(m, l, numba_type(Q.dtype), device) if return_lse else None
 
 
-def forward_lm(Q, K, V, scale, *, blocks=None, device=None):
+def forward_lm(Q, K, V, scale, mask, *, blocks=None, device=None):
     """What Algorithm 1 returns -> O (H, N, d), l (H, N) and m (H, N)."""
     H, N, d = Q.shape
     Br, Bc = fitting_blocks("flash", blocks, d=d, dtype=Q.dtype)
@@ -118,5 +124,6 @@ def forward_lm(Q, K, V, scale, *, blocks=None, device=None):
     O = empty((H, N, d), Q.dtype, device)
     l, m = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     launch(make_initialise(real), (tiles(N, ROWS), H), ROWS, O, l, m, device=device)
-    launch(make_forward(Br, Bc, d, real), H, Br, Q, K, V, O, l, m, scale, device=device)
+    kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.first)
+    launch(kernel, H, Br, Q, K, V, mask.keys, O, l, m, scale, device=device)
     return O, l, m

@@ -17,17 +17,17 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import numba_type
-from .online_softmax import make_weight
 
 
 @cache
-def make_forward(Br, Bc, d, real):
+def make_forward(Br, Bc, d, real, allowed, seen):
     """One tile of Q a block; thread r has row r of Q, of O and of m and l."""
     weight = make_weight(real)
 
     @cuda.jit
-    def flash2(Q, K, V, O, L, scale):
+    def flash2(Q, K, V, mask, O, L, scale):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         S_ij = cuda.shared.array((Bc, Br), real)
@@ -35,37 +35,40 @@ def make_forward(Br, Bc, d, real):
         O_i = cuda.local.array(d, real)
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
+        b = h * mask.shape[0] // Q.shape[0]
         r = cuda.threadIdx.x
         i = cuda.blockIdx.x * Br + r                         # Alg. 1, l. 3
         N, N_k = Q.shape[1], K.shape[1]
+        keys = seen(min(cuda.blockIdx.x * Br + Br, N) - 1 + N_k - N, N_k)  # what the last query of this tile sees
         for t in range(d):
             Q_i[t] = Q[h, i, t] if i < N else real(0)        # Alg. 1, l. 4
             O_i[t] = real(0)                                 # Alg. 1, l. 5
         l_i = real(0)
         m_i = real(-math.inf)
-        for j in range(0, N_k, Bc):                          # Alg. 1, l. 6
-            for e in range(r, min(Bc, N_k - j) * d, Br):
+        for j in range(0, keys, Bc):                         # Alg. 1, l. 6
+            for e in range(r, min(Bc, keys - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 7
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j and V_j are complete
-            m_new = m_i
-            for c in range(min(Bc, N_k - j)):
-                s = real(0)
+            if i < N:
+                m_new = m_i
+                for c in range(min(Bc, keys - j)):
+                    s = real(0)
+                    for t in range(d):
+                        s += Q_i[t] * K_j[c, t]
+                    s = s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)  # Alg. 1, l. 8
+                    S_ij[c, r] = s
+                    m_new = max(m_new, s)                    # Alg. 1, l. 9
+                old = weight(m_i, m_new)                     # rescales what earlier tiles gave
+                l_i *= old
                 for t in range(d):
-                    s += Q_i[t] * K_j[c, t]
-                s *= scale                                   # Alg. 1, l. 8
-                S_ij[c, r] = s
-                m_new = max(m_new, s)                        # Alg. 1, l. 9
-            old = weight(m_i, m_new)                         # rescales what earlier tiles gave
-            l_i *= old
-            for t in range(d):
-                O_i[t] *= old                                # Alg. 1, l. 10
-            for c in range(min(Bc, N_k - j)):
-                p = weight(S_ij[c, r], m_new)
-                l_i += p                                     # Alg. 1, l. 9
-                for t in range(d):
-                    O_i[t] += p * V_j[c, t]                  # Alg. 1, l. 10
-            m_i = m_new
+                    O_i[t] *= old                            # Alg. 1, l. 10
+                for c in range(min(Bc, keys - j)):
+                    p = weight(S_ij[c, r], m_new)
+                    l_i += p                                 # Alg. 1, l. 9
+                    for t in range(d):
+                        O_i[t] += p * V_j[c, t]              # Alg. 1, l. 10
+                m_i = m_new
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if i < N:
             for t in range(d):
@@ -75,7 +78,7 @@ def make_forward(Br, Bc, d, real):
     return flash2
 
 
-def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
     """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N).
 
     blocks: (Br, Bc). L costs N stores whether it is asked for or not. Raises ValueError or SharedMemoryError for tiles
@@ -84,6 +87,7 @@ def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
     H, N, d = Q.shape
     Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype)
     O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
-    kernel = make_forward(Br, Bc, d, numba_type(Q.dtype))
-    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, O, L, scale, device=device)
+    mask = mask or no_mask(device)
+    kernel = make_forward(Br, Bc, d, numba_type(Q.dtype), mask.allowed, mask.seen)
+    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, mask.keys, O, L, scale, device=device)
     return O, L

@@ -10,28 +10,29 @@ order: two runs may differ in the last bits of dQ. For one head, N queries, N_k 
                      atomics dQ TcNd
 """
 
+import math
 from functools import cache
 
 from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
 from .flash2 import forward
 from .flash2_backward import row_sums
 from .flash_backward import make_initialise_dQ
 from .naive import ROWS
-from .online_softmax import make_weight
 
 
 @cache
-def make_backward(Br, Bc, d, real):
+def make_backward(Br, Bc, d, real, allowed, first):
     """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_atomic(Q, K, V, dO, L, D, dQ, dK, dV, scale):
+    def backward_atomic(Q, K, V, mask, dO, L, D, dQ, dK, dV, scale):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -53,7 +54,8 @@ def make_backward(Br, Bc, d, real):
             dK_j[t] = real(0)                                # Alg. 2, l. 7
             dV_j[t] = real(0)
         for h in range(g * group, (g + 1) * group):
-            for i in range(0, N, Br):                        # Alg. 2, l. 8
+            b = h * mask.shape[0] // Q.shape[0]
+            for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
                 for e in range(c, min(Br, N - i) * d, Bc):
                     Q_i[e // d, e % d] = Q[h, i + e // d, e % d]  # Alg. 2, l. 9
                     dO_i[e // d, e % d] = dO[h, i + e // d, e % d]
@@ -68,7 +70,9 @@ def make_backward(Br, Bc, d, real):
                         for t in range(d):
                             s += Q_i[r, t] * K_j[c, t]       # Alg. 2, l. 10
                             dp += dO_i[r, t] * V_j[c, t]     # Alg. 2, l. 13
-                        p = weight(s * scale, L_i[r])        # Alg. 2, l. 11
+                        seen = allowed(mask, b, i + r + N_k - N, j + c)
+                        s = s * scale if seen else real(-math.inf)
+                        p = weight(s, L_i[r])                # Alg. 2, l. 11
                         ds = p * (dp - D_i[r])               # Alg. 2, l. 14
                         dS_ij[r, c] = ds
                         for t in range(d):
@@ -89,7 +93,7 @@ def make_backward(Br, Bc, d, real):
     return backward_atomic
 
 
-def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
+def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O (H, N, d) and L (H, N) it runs the forward pass first. blocks: (Br, Bc); a block owns Bc keys. Raises
@@ -99,11 +103,12 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
     G, N_k, _ = K.shape
     Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype, direction="atomic")
     real = numba_type(Q.dtype)
+    mask = mask or no_mask(device)
     if L is None:
-        O, L = forward(Q, K, V, scale, device=device)
+        O, L = forward(Q, K, V, scale, mask=mask, device=device)
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     launch(make_initialise_dQ(real), (tiles(N, ROWS), H), ROWS, dQ, device=device)
-    kernel = make_backward(Br, Bc, d, real)
-    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, dO, L, D, dQ, dK, dV, scale, device=device)
+    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first)
+    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, mask.keys, dO, L, D, dQ, dK, dV, scale, device=device)
     return dQ, dK, dV

@@ -10,16 +10,17 @@ has five. D = rowsum(dO ∘ O) comes first. For one head, N queries, N_k keys, T
     backward_dQ    loads Q Nd, dO Nd, L N, D N, K Tr·N_k·d, V Tr·N_k·d            stores dQ Nd
 """
 
+import math
 from functools import cache
 
 from numba import cuda
 
 from ..blocks import STREAM, fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
 from .flash2 import forward
 from .naive import ROWS
-from .online_softmax import make_weight
 
 
 @cache
@@ -40,13 +41,13 @@ def make_rowsum(real):
 
 
 @cache
-def make_dKdV(Br, Bc, d, real):
+def make_dKdV(Br, Bc, d, real, allowed, first):
     """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_dKdV(Q, K, V, dO, L, D, dK, dV, scale):
+    def backward_dKdV(Q, K, V, mask, dO, L, D, dK, dV, scale):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -67,7 +68,8 @@ def make_dKdV(Br, Bc, d, real):
             dK_j[t] = real(0)                                # Alg. 2, l. 7
             dV_j[t] = real(0)
         for h in range(g * group, (g + 1) * group):
-            for i in range(0, N, Br):                        # Alg. 2, l. 8
+            b = h * mask.shape[0] // Q.shape[0]
+            for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
                 for e in range(c, min(Br, N - i) * d, Bc):
                     Q_i[e // d, e % d] = Q[h, i + e // d, e % d]  # Alg. 2, l. 9
                     dO_i[e // d, e % d] = dO[h, i + e // d, e % d]
@@ -82,7 +84,9 @@ def make_dKdV(Br, Bc, d, real):
                         for t in range(d):
                             s += Q_i[r, t] * K_j[c, t]       # Alg. 2, l. 10
                             dp += dO_i[r, t] * V_j[c, t]     # Alg. 2, l. 13
-                        p = weight(s * scale, L_i[r])        # Alg. 2, l. 11
+                        seen = allowed(mask, b, i + r + N_k - N, j + c)
+                        s = s * scale if seen else real(-math.inf)
+                        p = weight(s, L_i[r])                # Alg. 2, l. 11
                         ds = p * (dp - D_i[r])               # Alg. 2, l. 14
                         for t in range(d):
                             dV_j[t] += p * dO_i[r, t]        # Alg. 2, l. 12
@@ -97,12 +101,12 @@ def make_dKdV(Br, Bc, d, real):
 
 
 @cache
-def make_dQ(Br, Bc, d, real):
+def make_dQ(Br, Bc, d, real, allowed, seen):
     """One tile of queries a block; thread r has query r, with its rows of Q_i, dO_i and dQ_i."""
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_dQ(Q, K, V, dO, L, D, dQ, scale):
+    def backward_dQ(Q, K, V, mask, dO, L, D, dQ, scale):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         Q_i = cuda.local.array(d, real)                      # one row: that of this thread
@@ -112,26 +116,29 @@ def make_dQ(Br, Bc, d, real):
         g = h * K.shape[0] // Q.shape[0]
         r = cuda.threadIdx.x
         i = cuda.blockIdx.x * Br + r
+        b = h * mask.shape[0] // Q.shape[0]
         N, N_k = Q.shape[1], K.shape[1]
+        keys = seen(min(cuda.blockIdx.x * Br + Br, N) - 1 + N_k - N, N_k)  # what the last query of this tile sees
         for t in range(d):
             Q_i[t] = Q[h, i, t] if i < N else real(0)
             dO_i[t] = dO[h, i, t] if i < N else real(0)
             dQ_i[t] = real(0)
         L_i = L[h, i] if i < N else real(0)
         D_i = D[h, i] if i < N else real(0)
-        for j in range(0, N_k, Bc):
-            for e in range(r, min(Bc, N_k - j) * d, Br):
+        for j in range(0, keys, Bc):
+            for e in range(r, min(Bc, keys - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j and V_j are complete
             if i < N:
-                for c in range(min(Bc, N_k - j)):
+                for c in range(min(Bc, keys - j)):
                     s = real(0)
                     dp = real(0)
                     for t in range(d):
                         s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
                         dp += dO_i[t] * V_j[c, t]            # Alg. 2, l. 13
-                    ds = weight(s * scale, L_i) * (dp - D_i)  # Alg. 2, l. 11 and 14
+                    s = s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)
+                    ds = weight(s, L_i) * (dp - D_i)         # Alg. 2, l. 11 and 14
                     for t in range(d):
                         dQ_i[t] += ds * K_j[c, t]            # Alg. 2, l. 15
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
@@ -142,7 +149,7 @@ def make_dQ(Br, Bc, d, real):
     return backward_dQ
 
 
-def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
+def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O (H, N, d) and L (H, N) it runs the forward pass first. blocks: (Br, Bc), the queries that a block of
@@ -153,13 +160,15 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
     G, N_k, _ = K.shape
     Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype, direction="backward")
     real = numba_type(Q.dtype)
+    mask = mask or no_mask(device)
     if L is None:
-        O, L = forward(Q, K, V, scale, device=device)
+        O, L = forward(Q, K, V, scale, mask=mask, device=device)
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
-    keys = make_dKdV(STREAM, Bc, d, real)
-    launch_if_any(keys, (tiles(N_k, Bc), G), Bc, Q, K, V, dO, L, D, dK, dV, scale, device=device)
-    launch(make_dQ(Br, STREAM, d, real), (tiles(N, Br), H), Br, Q, K, V, dO, L, D, dQ, scale, device=device)
+    kernel = make_dKdV(STREAM, Bc, d, real, mask.allowed, mask.first)
+    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, mask.keys, dO, L, D, dK, dV, scale, device=device)
+    kernel = make_dQ(Br, STREAM, d, real, mask.allowed, mask.seen)
+    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, mask.keys, dO, L, D, dQ, scale, device=device)
     return dQ, dK, dV
 
 

@@ -16,16 +16,17 @@ A block of Bc threads works on one head of K and V. Each thread has a key, with 
 and its scores one query at a time. Only dQ_i needs the scores of all keys: dS_ij is shared.
 """
 
+import math
 from functools import cache
 
 from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import numba_type
 from .flash import forward_lm
 from .naive import ROWS
-from .online_softmax import make_weight
 
 
 @cache
@@ -59,13 +60,13 @@ def make_split_lse(real):
 
 
 @cache
-def make_backward(Br, Bc, d, real):
+def make_backward(Br, Bc, d, real, allowed, first):
     """One block a head of K and V, keys in the outer loop; thread c has key c of each tile."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def flash_backward(Q, K, V, O, l, m, dO, dQ, dK, dV, scale):
+    def flash_backward(Q, K, V, mask, O, l, m, dO, dQ, dK, dV, scale):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -88,13 +89,16 @@ def make_backward(Br, Bc, d, real):
                 dK_j[t] = real(0)                            # Alg. 4, l. 8
                 dV_j[t] = real(0)
             for h in range(g * group, (g + 1) * group):
-                for i in range(0, N, Br):                    # Alg. 4, l. 9
+                b = h * mask.shape[0] // Q.shape[0]
+                for i in range(first(j + N - N_k), N, Br):   # Alg. 4, l. 9
                     for e in range(c, min(Br, N - i) * d, Bc):
                         Q_i[e // d, e % d] = Q[h, i + e // d, e % d]  # Alg. 4, l. 10
                         dO_i[e // d, e % d] = dO[h, i + e // d, e % d]
                     cuda.syncthreads()                       # K_j, Q_i and dO_i are complete
                     for r in range(c, min(Br, N - i), Bc):
-                        l_i[r] = l[h, i + r]
+                        l_i[r] = l[h, i + r]                 # 0 for a row with no key, whose weights are 0
+                        if l_i[r] == real(0):
+                            l_i[r] = real(1)
                         m_i[r] = m[h, i + r]
                         D_i[r] = real(0)
                         for t in range(d):
@@ -107,7 +111,9 @@ def make_backward(Br, Bc, d, real):
                             for t in range(d):
                                 s += Q_i[r, t] * K_j[c, t]   # Alg. 4, l. 11
                                 dp += dO_i[r, t] * V_j[c, t] # Alg. 4, l. 17
-                            p = weight(s * scale, m_i[r]) / l_i[r]   # Alg. 4, l. 13
+                            seen = allowed(mask, b, i + r + N_k - N, j + c)
+                            s = s * scale if seen else real(-math.inf)  # Alg. 4, l. 12
+                            p = weight(s, m_i[r]) / l_i[r]   # Alg. 4, l. 13
                             ds = p * (dp - D_i[r])           # Alg. 4, l. 20
                             dS_ij[r, c] = ds
                             for t in range(d):
@@ -129,7 +135,7 @@ def make_backward(Br, Bc, d, real):
     return flash_backward
 
 
-def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
+def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O (H, N, d) and L (H, N) it runs the forward pass first and keeps O, l and m. blocks: (Br, Bc) of the
@@ -139,13 +145,14 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
     Br, Bc = fitting_blocks("flash", blocks, d=d, dtype=Q.dtype, direction="backward")
     real = numba_type(Q.dtype)
     rows = (tiles(N, ROWS), H)
+    mask = mask or no_mask(device)
     if L is None:
-        O, l, m = forward_lm(Q, K, V, scale, device=device)
+        O, l, m = forward_lm(Q, K, V, scale, mask, device=device)
     else:
         l, m = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
         launch(make_split_lse(real), rows, ROWS, L, l, m, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     launch(make_initialise_dQ(real), rows, ROWS, dQ, device=device)
-    kernel = make_backward(Br, Bc, d, real)
-    launch(kernel, K.shape[0], Bc, Q, K, V, O, l, m, dO, dQ, dK, dV, scale, device=device)
+    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first)
+    launch(kernel, K.shape[0], Bc, Q, K, V, mask.keys, O, l, m, dO, dQ, dK, dV, scale, device=device)
     return dQ, dK, dV

@@ -16,26 +16,29 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
 
 
 @cache
-def make_scores(real):
-    """S = scale · QKᵀ: one thread per score.
+def make_scores(real, allowed):
+    """S = scale · QKᵀ, and −∞ where a mask hides the key: one thread per score.
 
     x runs along the last axis of S, so that a warp's stores are neighbours; its loads of K lie d elements apart.
     """
 
     @cuda.jit
-    def scores(Q, K, S, scale):
+    def scores(Q, K, mask, S, scale):
         j, i = cuda.grid(2)                                  # key, query
         h = cuda.blockIdx.z
         g = h * K.shape[0] // Q.shape[0]                     # several query heads may share one head of K and V
-        if i < S.shape[1] and j < S.shape[2]:
+        b = h * mask.shape[0] // Q.shape[0]
+        N, N_k = S.shape[1], S.shape[2]
+        if i < N and j < N_k:
             acc = real(0)
             for t in range(Q.shape[2]):
                 acc += Q[h, i, t] * K[g, j, t]
-            S[h, i, j] = acc * scale                         # Alg. 0, l. 1
+            S[h, i, j] = acc * scale if allowed(mask, b, i + N_k - N, j) else real(-math.inf)  # Alg. 0, l. 1
 
     return scores
 
@@ -46,6 +49,7 @@ def make_softmax(real):
 
     Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
     """
+    weight = make_weight(real)
 
     @cuda.jit
     def softmax(S, P):
@@ -57,9 +61,11 @@ def make_softmax(real):
                 m = max(m, S[h, i, j])
             l = real(0)
             for j in range(S.shape[2]):
-                l += math.exp(S[h, i, j] - m)
+                l += weight(S[h, i, j], m)
+            if l == real(0):                                 # no key to attend to: P is 0
+                l = real(1)
             for j in range(S.shape[2]):
-                P[h, i, j] = math.exp(S[h, i, j] - m) / l    # Alg. 0, l. 2
+                P[h, i, j] = weight(S[h, i, j], m) / l       # Alg. 0, l. 2
 
     return softmax
 
@@ -91,6 +97,7 @@ def make_logsumexp(real):
 
     Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
     """
+    weight = make_weight(real)
 
     @cuda.jit
     def logsumexp(S, L):
@@ -102,7 +109,7 @@ def make_logsumexp(real):
                 m = max(m, S[h, i, j])
             l = real(0)
             for j in range(S.shape[2]):
-                l += math.exp(S[h, i, j] - m)
+                l += weight(S[h, i, j], m)
             L[h, i] = m if l == real(0) else m + math.log(l)
 
     return logsumexp
@@ -112,33 +119,34 @@ SIDE = 16  # threads along each side of a block
 ROWS = 64  # threads of a block of kernels with one thread per row
 
 
-def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
     """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     Raises ValueError for any `blocks`: this stage has no tiles.
     """
     fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype)
-    O, S, _ = forward_SP(Q, K, V, scale, device=device)
+    O, S, _ = forward_SP(Q, K, V, scale, mask or no_mask(device), device=device)
     return O, lse(S, numba_type(Q.dtype), device) if return_lse else None
 
 
-def forward_SP(Q, K, V, scale, *, device=None):
+def forward_SP(Q, K, V, scale, mask, *, device=None):
     """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
-    S = scores(Q, K, scale, device=device)
+    S = scores(Q, K, scale, mask, device=device)
     P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
     launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), P, V, O, device=device)
     return O, S, P
 
 
-def scores(Q, K, scale, *, device=None):
-    """S (H, N, N_k) = scale · QKᵀ."""
+def scores(Q, K, scale, mask, *, device=None):
+    """S (H, N, N_k) = scale · QKᵀ, −∞ where a key is hidden."""
     H, N, N_k = Q.shape[0], Q.shape[1], K.shape[1]
     S = empty((H, N, N_k), Q.dtype, device)
-    kernel = make_scores(numba_type(Q.dtype))
-    launch_if_any(kernel, (tiles(N_k, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), Q, K, S, scale, device=device)
+    kernel = make_scores(numba_type(Q.dtype), mask.allowed)
+    grid = tiles(N_k, SIDE), tiles(N, SIDE), H
+    launch_if_any(kernel, grid, (SIDE, SIDE), Q, K, mask.keys, S, scale, device=device)
     return S
 
 

@@ -20,9 +20,9 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
 from .naive import ROWS, SIDE, forward_SP, scores
-from .online_softmax import make_weight
 
 
 @cache
@@ -141,16 +141,17 @@ def probabilities(S, L, *, device=None):
     return P
 
 
-def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
+def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O and L (H, N) it runs the forward pass first and keeps P. Raises ValueError for any `blocks`.
     """
     fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype, direction="backward")
+    mask = mask or no_mask(device)
     if L is None:
-        P = forward_SP(Q, K, V, scale, device=device)[2]
+        P = forward_SP(Q, K, V, scale, mask, device=device)[2]
     else:
-        P = probabilities(scores(Q, K, scale, device=device), L, device=device)
+        P = probabilities(scores(Q, K, scale, mask, device=device), L, device=device)
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     G, N_k, _ = K.shape

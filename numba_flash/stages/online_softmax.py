@@ -18,22 +18,10 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import make_weight, no_mask
 from . import numba_type
 from .naive import ROWS
 from .tiled import make_load_or_zero, scores
-
-
-@cache
-def make_weight(real):
-    """e^(s − m) for s ≤ m, and 0 where s is −∞: where m is −∞ too, s − m is no number."""
-
-    @cuda.jit(device=True)
-    def weight(s, m):
-        if s == real(-math.inf):
-            return real(0)
-        return math.exp(s - m)
-
-    return weight
 
 
 @cache
@@ -62,7 +50,7 @@ def make_statistics(real):
 @cache
 def make_output(T, real):
     """O = softmax(S) V from S, m and l: one T×T tile of O a block; P exists one tile at a time, in shared memory."""
-    load_or_zero = make_load_or_zero(real)
+    load_or_zero, weight = make_load_or_zero(real), make_weight(real)
 
     @cuda.jit
     def output(S, m, l, V, O):
@@ -75,11 +63,13 @@ def make_output(T, real):
         col = cuda.blockIdx.x * T + tx                       # column of this thread
         m_i = m[h, row] if row < S.shape[1] else real(0)
         l_i = l[h, row] if row < S.shape[1] else real(1)
+        if l_i == real(0):                                   # no key to attend to: P is 0
+            l_i = real(1)
         acc = real(0)
         for j0 in range(0, S.shape[2], T):                   # walk along the keys, one tile at a time
             P_ij[ty, tx] = real(0)
             if row < S.shape[1] and j0 + tx < S.shape[2]:
-                P_ij[ty, tx] = math.exp(S[h, row, j0 + tx] - m_i) / l_i
+                P_ij[ty, tx] = weight(S[h, row, j0 + tx], m_i) / l_i
             V_j[ty, tx] = load_or_zero(V, g, j0 + ty, col)
             cuda.syncthreads()
             for j in range(T):
@@ -114,21 +104,21 @@ def lse(m, l, real, device):
     return L
 
 
-def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
     """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
     T, _ = fitting_blocks("online_softmax", blocks, d=Q.shape[2], dtype=Q.dtype)
-    O, _, m, l = forward_Sml(Q, K, V, scale, T, device=device)
+    O, _, m, l = forward_Sml(Q, K, V, scale, mask or no_mask(device), T, device=device)
     return O, lse(m, l, numba_type(Q.dtype), device) if return_lse else None
 
 
-def forward_Sml(Q, K, V, scale, T, *, device=None):
+def forward_Sml(Q, K, V, scale, mask, T, *, device=None):
     """The three steps -> O (H, N, d), and what the backward pass keeps: S (H, N, N_k), m (H, N) and l (H, N)."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
-    S = scores(Q, K, scale, T, device=device)
+    S = scores(Q, K, scale, mask, T, device=device)
     m, l = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     launch(make_statistics(real), (tiles(N, ROWS), H), ROWS, S, m, l, device=device)

@@ -10,12 +10,14 @@ times. For one head, N queries, N_k keys:
 S and P still make the round trip through HBM, as in the paper's Algorithm 0 (arXiv:2205.14135).
 """
 
+import math
 from functools import cache
 
 from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import no_mask
 from . import launch_if_any, numba_type
 from .naive import ROWS, lse, make_softmax
 
@@ -34,22 +36,24 @@ def make_load_or_zero(real):
 
 
 @cache
-def make_scores(T, real):
-    """S = scale · QKᵀ: one T×T tile of S per block.
+def make_scores(T, real, allowed):
+    """S = scale · QKᵀ, and −∞ where a mask hides the key: one T×T tile of S per block.
 
     K_j[tx, t] is read down a column: in float32, 8-way bank conflicts at T = 16, 32-way at T = 32.
     """
     load_or_zero = make_load_or_zero(real)
 
     @cuda.jit
-    def scores(Q, K, S, scale):
+    def scores(Q, K, mask, S, scale):
         Q_i = cuda.shared.array((T, T), real)
         K_j = cuda.shared.array((T, T), real)
         h = cuda.blockIdx.z
         g = h * K.shape[0] // Q.shape[0]
+        b = h * mask.shape[0] // Q.shape[0]
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
         row = cuda.blockIdx.y * T + ty                       # query of this thread
         col = cuda.blockIdx.x * T + tx                       # key of this thread
+        N, N_k = S.shape[1], S.shape[2]
         acc = real(0)
         for t0 in range(0, Q.shape[2], T):                   # walk along d, one tile at a time
             # tx along the last axis: a warp reads neighbouring addresses
@@ -60,8 +64,9 @@ def make_scores(T, real):
                 # rows of K_j lie T elements apart and share banks
                 acc += Q_i[ty, t] * K_j[tx, t]
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
-        if row < S.shape[1] and col < S.shape[2]:
-            S[h, row, col] = acc * scale                     # Alg. 0, l. 1
+        if row < N and col < N_k:
+            seen = allowed(mask, b, row + N_k - N, col)
+            S[h, row, col] = acc * scale if seen else real(-math.inf)  # Alg. 0, l. 1
 
     return scores
 
@@ -95,31 +100,32 @@ def make_output(T, real):
     return output
 
 
-def forward(Q, K, V, scale, *, blocks=None, return_lse=False, device=None):
+def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
     """Q (H, N, d), K and V (G, N_k, d) on the device, N > 0, H a multiple of G -> O (H, N, d) and L (H, N) or None.
 
     blocks: the side T of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
     T, _ = fitting_blocks("tiled", blocks, d=Q.shape[2], dtype=Q.dtype)
-    O, S, _ = forward_SP(Q, K, V, scale, T, device=device)
+    O, S, _ = forward_SP(Q, K, V, scale, mask or no_mask(device), T, device=device)
     return O, lse(S, numba_type(Q.dtype), device) if return_lse else None
 
 
-def forward_SP(Q, K, V, scale, T, *, device=None):
+def forward_SP(Q, K, V, scale, mask, T, *, device=None):
     """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
-    S = scores(Q, K, scale, T, device=device)
+    S = scores(Q, K, scale, mask, T, device=device)
     P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
     launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), P, V, O, device=device)
     return O, S, P
 
 
-def scores(Q, K, scale, T, *, device=None):
-    """S (H, N, N_k) = scale · QKᵀ."""
+def scores(Q, K, scale, mask, T, *, device=None):
+    """S (H, N, N_k) = scale · QKᵀ, −∞ where a key is hidden."""
     H, N, N_k = Q.shape[0], Q.shape[1], K.shape[1]
     S = empty((H, N, N_k), Q.dtype, device)
-    kernel = make_scores(T, numba_type(Q.dtype))
-    launch_if_any(kernel, (tiles(N_k, T), tiles(N, T), H), (T, T), Q, K, S, scale, device=device)
+    kernel = make_scores(T, numba_type(Q.dtype), mask.allowed)
+    grid = tiles(N_k, T), tiles(N, T), H
+    launch_if_any(kernel, grid, (T, T), Q, K, mask.keys, S, scale, device=device)
     return S

@@ -17,6 +17,7 @@ from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
+from ..masks import no_mask
 from . import launch_if_any, numba_type
 from .naive import ROWS
 from .naive_backward import make_dS, probabilities
@@ -137,17 +138,18 @@ def make_dK(T, real):
     return backward_dK
 
 
-def backward(Q, K, V, dO, scale, *, O=None, L=None, blocks=None, device=None):
+def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O and L (H, N) it runs the forward pass first and keeps P; with them it forms P again. blocks: the side T
     of the tiles, or (T, T). Raises ValueError or SharedMemoryError for a tile that does not fit.
     """
     T, _ = fitting_blocks("tiled", blocks, d=Q.shape[2], dtype=Q.dtype, direction="backward")
+    mask = mask or no_mask(device)
     if L is None:
-        P = forward_SP(Q, K, V, scale, T, device=device)[2]
+        P = forward_SP(Q, K, V, scale, mask, T, device=device)[2]
     else:
-        P = probabilities(scores(Q, K, scale, T, device=device), L, device=device)
+        P = probabilities(scores(Q, K, scale, mask, T, device=device), L, device=device)
     return gradients(Q, K, V, dO, P, scale, T, device=device)
 
 
