@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .blocks import fitting_blocks
-from .checks import check_deterministic, check_stage, truth
+from .checks import boolean_tiles, check_deterministic, check_sparse, check_stage, integer, probability, truth
 from .engine import launch as engine
 from .engine import model
-from .masks import Mask, no_mask, rows_with_keys
+from .masks import no_mask, rows_with_keys
 from .stages import STAGES
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -30,6 +30,9 @@ def attention(
     scale=None,
     causal=False,
     key_mask=None,
+    dropout_p=0.0,
+    seed=0,
+    block_mask=None,
     blocks=None,
     return_lse=False,
     device=None,
@@ -43,8 +46,12 @@ def attention(
     stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. causal: query i sees
     key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package (PyTorch's is_causal is
     aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a key with False is seen by
-    no query. A row that sees no key has out = 0 and lse = −∞. blocks: the tile sizes, as the stage explains them.
-    device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
+    no query. block_mask (flash2 alone): booleans (⌈N/Br⌉, ⌈N_k/Bc⌉) for blocks=(Br, Bc), the same for all heads; a
+    tile with False is not computed (`numba_flash.patterns` has some ready-made). A row that sees no key has out = 0 and
+    lse = −∞. dropout_p: the probability, 0 or more and below 1, that a weight is dropped; the others are multiplied by
+    1 / (1 − dropout_p). Which ones depends on seed (below 2⁶⁴), head, query and key alone, not on stage, blocks or
+    device; lse is that without dropout. blocks: the tile sizes, as the stage explains them. device: "cpu", "gpu" or
+    "sim", by default what `numba_flash.device()` says.
 
     Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
     axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
@@ -65,11 +72,12 @@ def attention(
     H, N, N_k, d = _sizes(*operands)
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
-    fitting_blocks(stage, blocks, d=d, dtype=dtype)
+    blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype)
     truth("return_lse", return_lse)
     place = engine.device(device).name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
+    mask = _sparse(_dropping(mask, dropout_p, seed), stage, block_mask, blocks, N, N_k, place)
 
     if N == 0:  # nothing to launch
         O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
@@ -94,17 +102,22 @@ def attention_backward(
     scale=None,
     causal=False,
     key_mask=None,
+    dropout_p=0.0,
+    seed=0,
+    block_mask=None,
     blocks=None,
     deterministic=True,
     device=None,
 ):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the backward pass of one stage -> (dq, dk, dv).
 
-    q, k, v, scale, causal, key_mask and device: as for `attention`. dout: the gradient of out, shaped like q and in its
-    dtype. out and lse: what `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P
-    in HBM compute from them, the others form S and P again. Without out and lse the stage's forward pass runs first,
-    and keeps what its backward pass wants: the bill shows its kernels on lines of their own. blocks: the tile sizes of
-    the backward pass, as its stage explains them. deterministic=False: blocks add to dq by atomics, in the order in
+    q, k, v, scale, causal, key_mask, dropout_p, seed, block_mask and device: as for `attention`. dout: the gradient of
+    out, shaped like q and in its dtype. out and lse: what `attention(..., return_lse=True)` gave for the same
+    arguments; the stages without S and P in HBM compute from them, the others form S and P again. Without out and lse
+    the stage's forward pass runs first, and keeps what its backward pass wants: the bill shows its kernels on lines of
+    their own. blocks: the tile sizes of
+    the backward pass, as its stage explains them; with a block_mask, of both passes, by default those of `attention`.
+    deterministic=False: blocks add to dq by atomics, in the order in
     which they happen to run (flash2 alone); otherwise every run gives the same bits.
 
     P = exp(S − lse), and lse is rounded: from lse (flash2 always), the gradients have a relative error of about
@@ -130,10 +143,13 @@ def attention_backward(
     _check_results(operands[0], operands[3:])
     scale = _scale(scale, d, dtype)
     check_deterministic(stage, truth("deterministic", deterministic))
-    fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
+    if block_mask is not None and blocks is None:
+        blocks = fitting_blocks(stage, None, d=d, dtype=dtype)
+    blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
     place = engine.device(device).name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
+    mask = _sparse(_dropping(mask, dropout_p, seed), stage, block_mask, blocks, N, N_k, place)
     if out is not None:
         _check_lse(operands[-1], mask, N, N_k)
 
@@ -255,7 +271,25 @@ def _mask(causal, key_mask, q, N_k, place):
     if N_k == 0:
         return replace(no_mask(place), causal=bool(causal))
     rows = engine.to_host(keys.array).reshape(B, N_k).astype(np.uint8)
-    return Mask(bool(causal), engine.to_device(rows, place), True)
+    return replace(no_mask(place), causal=bool(causal), keys=engine.to_device(rows, place), masked=True)
+
+
+def _dropping(mask, dropout_p, seed):
+    """The mask with dropout."""
+    if integer("seed", seed) >= 2**64:
+        raise ValueError(f"seed={seed} is too large: pass one below 2**64")
+    return replace(mask, seed=np.uint64(seed), p_drop=np.float64(probability("dropout_p", dropout_p)))
+
+
+def _sparse(mask, stage, block_mask, blocks, N, N_k, place):
+    """The mask with tiles that are left out."""
+    if block_mask is None:
+        return mask
+    check_sparse(stage)
+    block_mask = engine.to_host(boolean_tiles(_operand("block_mask", block_mask).array, blocks, N, N_k))
+    if 0 in block_mask.shape:
+        return mask
+    return replace(mask, blocks=engine.to_device(block_mask.astype(np.uint8), place), sides=tuple(blocks))
 
 
 def _check_lse(lse, mask, N, N_k):
@@ -263,7 +297,9 @@ def _check_lse(lse, mask, N, N_k):
     values = engine.to_host(lse.array)
     if np.isfinite(values).all():
         return
-    sees = rows_with_keys(N, N_k, mask.causal, engine.to_host(mask.keys) if mask.masked else None)  # (N,), or (B, N)
+    key_mask = engine.to_host(mask.keys) if mask.masked else None
+    block_mask = engine.to_host(mask.blocks) if mask.sides else None
+    sees = rows_with_keys(N, N_k, mask.causal, key_mask, block_mask, mask.sides)  # (N,), or (B, N)
     sees = np.broadcast_to(sees[:, None] if sees.ndim == 2 and values.ndim == 3 else sees, values.shape)
     wrong = np.where(sees, ~np.isfinite(values), ~np.isneginf(values))
     if wrong.any():

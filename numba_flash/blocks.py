@@ -17,12 +17,17 @@ from .errors import SharedMemoryError
 REGISTERS_A_THREAD = 255  # the most that CUDA gives one thread
 ROW_REGISTERS = 192  # with more, the compiler puts a thread's rows into local memory (ptxas 13.0, sm_80 and sm_90)
 OTHER_REGISTERS = 128  # beside them: addresses and values in flight, at most
-STREAM = 8  # rows of the tiles that pass by while a block keeps its own
+STREAM = 8  # rows, at most, of the tiles that pass by while a block keeps its own
 
 
 def tiles(size, T):
     """⌈size / T⌉: how many tiles of T cover `size`."""
     return -(-size // T)
+
+
+def stream(T):
+    """The largest divisor of T up to STREAM: tiles of so many rows pass by, and none lies in two tiles of T."""
+    return max(rows for rows in range(1, STREAM + 1) if T % rows == 0)
 
 
 @dataclass(frozen=True)

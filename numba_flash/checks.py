@@ -2,6 +2,8 @@
 
 import difflib
 import operator
+import reprlib
+from numbers import Real
 
 import numpy as np
 
@@ -35,6 +37,37 @@ def check_deterministic(stage, deterministic):
             f"deterministic={deterministic!r}: stage {stage!r} has no variant with atomics; leave it True, or pass "
             "stage='flash2'"
         )
+
+
+def probability(name, value):
+    """`value` as a float from 0 to below 1; TypeError where it is no number, ValueError where it is another."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: pass a float")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}={value!r} is no probability to drop a weight: pass 0 or more, and less than 1")
+    return float(value)
+
+
+def check_sparse(stage):
+    """ValueError where a stage takes no block mask."""
+    if stage != "flash2":
+        raise ValueError(f"block_mask is given, but stage {stage!r} leaves out no tiles: pass stage='flash2'")
+
+
+def boolean_tiles(block_mask, blocks, N, N_k):
+    """`block_mask` in NumPy, (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
+    if not hasattr(block_mask, "dtype"):
+        what = type(block_mask).__name__
+        raise TypeError(f"block_mask={reprlib.repr(block_mask)} is a {what}: pass a NumPy array of booleans")
+    if block_mask.dtype != np.bool_:
+        raise TypeError(f"block_mask has dtype {block_mask.dtype}: pass booleans, True for a tile that is computed")
+    shape = -(-N // blocks.Br), -(-N_k // blocks.Bc)
+    if block_mask.shape != shape:
+        raise ValueError(
+            f"block_mask has shape {block_mask.shape}: with blocks=({blocks.Br}, {blocks.Bc}), N = {N} queries and "
+            f"N_k = {N_k} keys it must be {shape}"
+        )
+    return block_mask
 
 
 def itemsize(dtype):

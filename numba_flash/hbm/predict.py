@@ -8,13 +8,27 @@ divide, exp, log or max of one element is one operation.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property, partial
 
-from ..blocks import TILINGS, check_blocks, tiles
-from ..checks import check_deterministic, check_stage, integer, itemsize, truth
+import numpy as np
+
+from ..blocks import TILINGS, check_blocks, choose_blocks, stream, tiles
+from ..checks import (
+    boolean_tiles,
+    check_deterministic,
+    check_sparse,
+    check_stage,
+    integer,
+    itemsize,
+    probability,
+    truth,
+)
 from ..engine.model import STATIC_SHARED
+from ..masks import rows_with_keys
 from .ledger import Bill, Count
 
 DIRECTIONS = ("forward", "backward", "both")
+BYTES = ("mask", "block_mask", "Z")  # tensors of one byte per element
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class Problem:
 
     `share`: heads of K and V for each head of Q. `kept`: whether the backward pass has all that its stage's forward
     pass keeps, or O and L alone. `masked`: whether there is a key mask. Query i sees key j where j ≤ i + N_k − N, if
-    `causal`.
+    `causal`. `dropped`: whether there is dropout.
     """
 
     N: int
@@ -38,6 +52,7 @@ class Problem:
     deterministic: bool = True
     causal: bool = False
     masked: bool = False
+    dropped: bool = False
 
     @property
     def pairs(self):
@@ -54,7 +69,16 @@ class Problem:
         """The loads of the key mask, where one thread asks for each pair."""
         return {"mask": self.pairs} if self.masked else {}
 
-    def queries_of_tiles(self, Bc):
+    @property
+    def drops(self):
+        """Products with Z, for each score."""
+        return int(self.dropped)
+
+    def block_mask(self, threads, rows=None, keys=None):
+        """The loads of the block mask: none."""
+        return {}
+
+    def queries_of_tiles(self, Bc, step=1):
         """The queries from which a tile of Bc keys is seen, summed over the tiles; and with each key of the tile."""
         Tc = tiles(self.N_k, Bc)
         if not self.causal:
@@ -70,6 +94,78 @@ class Problem:
             return Tr * self.N_k, self.N * self.N_k
         keys = clamped_sum(Br + self.N_k - self.N, Br, Tr - 1, 0, self.N_k) + self.N_k
         return keys, Br * keys - (Tr * Br - self.N) * self.N_k
+
+
+@dataclass(frozen=True)
+class SparseProblem(Problem):
+    """One whose tiles `visited` (Tr, Tc) alone are computed; `block_mask` counts what it costs to ask."""
+
+    visited: np.ndarray = None
+
+    @cached_property
+    def sides(self):
+        """Where the tiles of queries and of keys begin and end: i0, i1 of shape (Tr, 1), j0, j1 of shape (Tc,)."""
+        i0, j0 = (np.arange(count) * side for count, side in zip(self.visited.shape, self.blocks))
+        i1, j1 = np.minimum(i0 + self.blocks[0], self.N), np.minimum(j0 + self.blocks[1], self.N_k)
+        return i0[:, None], i1[:, None], j0, j1
+
+    @property
+    def pairs(self):
+        i0, i1, j0, j1 = self.sides
+        if not self.causal:
+            return int(((i1 - i0) * (j1 - j0) * self.visited).sum())
+        offset = self.N_k - self.N
+
+        def triangle(x):
+            return np.where(x > 0, x * (x + 1) // 2, 0)
+
+        def before(i, j):  # pairs of a query before i and a key before j
+            return triangle(i + offset) - triangle(offset) - triangle(i + offset - j) + triangle(offset - j)
+
+        inside = before(i1, j1) - before(i0, j1) - before(i1, j0) + before(i0, j0)
+        return int((inside * self.visited).sum())
+
+    @property
+    def rows(self):
+        return int(rows_with_keys(self.N, self.N_k, self.causal, None, self.visited, self.blocks).sum())
+
+    @property
+    def keys(self):
+        """How many keys the last query of each tile may see (Tr, 1)."""
+        _, i1, _, _ = self.sides
+        return np.clip(i1 + self.N_k - self.N, 0, self.N_k) if self.causal else np.full_like(i1, self.N_k)
+
+    def keys_of_tiles(self, Br):
+        i0, i1, j0, j1 = self.sides
+        width = np.clip(self.keys - j0, 0, j1 - j0) * self.visited
+        return int(width.sum()), int((width * (i1 - i0)).sum())
+
+    def starts(self, step):
+        """The query that each tile of keys begins with, a multiple of `step` (Tc,)."""
+        _, _, j0, _ = self.sides
+        return np.maximum(j0 + self.N - self.N_k, 0) // step * step if self.causal else np.zeros_like(j0)
+
+    def queries_of_tiles(self, Bc, step=1):
+        i0, i1, j0, j1 = self.sides
+        height = np.clip(i1 - np.maximum(i0, self.starts(step)), 0, None) * self.visited
+        return int(height.sum()), int((height * (j1 - j0)).sum())
+
+    def block_mask(self, threads, rows=None, keys=None):
+        """The loads of the block mask by `threads`, one at each step of `rows` queries, or of `keys` keys."""
+        steps = tiles(self.N - self.starts(rows), rows) if rows else tiles(self.keys, keys)
+        return {"block_mask": threads * int(steps.sum())}
+
+    def steps(self):
+        """Tiles of keys that the rows go through, summed over the rows; and those with something before to rescale."""
+        steps = rescaled = 0
+        i0, i1, j0, _ = self.sides
+        for begin, end, keys, visited in zip(i0[:, 0], i1[:, 0], self.keys[:, 0], self.visited):
+            at = j0[visited & (j0 < keys)]
+            last = np.arange(begin, end)[:, None] + (self.N_k - self.N if self.causal else self.N_k)  # that a row sees
+            seen = at <= last
+            steps += seen.size
+            rescaled += int(np.where(seen.any(axis=1), len(at) - 1 - seen.argmax(axis=1) if len(at) else 0, 0).sum())
+        return steps, rescaled
 
 
 def clamped_sum(start, step, count, low, high):
@@ -115,6 +211,13 @@ def softmax(p):
     return Kernel(loads={"S": 3 * scores}, stores={"P": scores}, flops=3 * scores + 4 * p.pairs)
 
 
+def dropout(p):
+    """P ∘ Z, one thread per element; Z goes to HBM, a byte each."""
+    scores = p.N * p.N_k
+    form = Kernel({"P": scores}, {"Z": scores, "P_dropped": scores}, flops=scores)
+    return {"dropout": form} if p.dropped else {}
+
+
 def logsumexp(p):
     """One thread per row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
     scores = p.N * p.N_k
@@ -135,6 +238,7 @@ def naive(p):
     return {
         "scores": naive_scores(p),
         "softmax": softmax(p),
+        **dropout(p),
         "output": Kernel({"P": N * N_k * d, "V": N * N_k * d}, {"O": N * d}, flops=N * N_k * 2 * d),
         **logsumexp(p),
     }
@@ -151,6 +255,7 @@ def tiled(p):
     return {
         "scores": tiled_scores(p),
         "softmax": softmax(p),
+        **dropout(p),
         "output": Kernel({"P": N * N_k * Td, "V": N_k * d * Tr}, {"O": N * d}, flops=Tr * Tc * Td * 2 * T**3),
         **logsumexp(p),
     }
@@ -182,7 +287,7 @@ def online_softmax(p):
     output = Kernel(
         {"S": N * N_k * Td, "m": N * T * Td, "l": N * T * Td, "V": N_k * d * Tr},
         {"O": N * d},
-        flops=Tr * Tc * Td * 2 * T**3 + Td * (N * N_k + 2 * p.pairs),
+        flops=Tr * Tc * Td * 2 * T**3 + Td * (N * N_k * (1 + p.drops) + 2 * p.pairs),
     )
     return {
         "scores": tiled_scores(p),
@@ -204,7 +309,7 @@ def flash(p):
 
     A score of a tile: max, sum, times exp(m̃ − m), two products of d; one that is seen: scale, subtract, exp. A row at
     each step: max; 2 × (subtract, exp), of which one is not needed at the first; the new l, 3; O scaled and divided, d
-    each.
+    each. With dropout, a score times Z.
     """
     N, N_k, d = p.N, p.N_k, p.d
     rows, scores = p.queries_of_tiles(p.blocks[1])
@@ -213,7 +318,7 @@ def flash(p):
         "flash": Kernel(
             {"Q": rows * d, "K": N_k * d, "V": N_k * d, "O": rows * d, "l": rows, "m": rows, **p.mask},
             {"O": rows * d, "l": rows, "m": rows},
-            flops=scores * (4 * d + 3) + 3 * p.pairs + rows * (2 * d + 8) - 2 * p.rows,
+            flops=scores * (4 * d + 3 + p.drops) + 3 * p.pairs + rows * (2 * d + 8) - 2 * p.rows,
         ),
         **lse_from_m_and_l(p),
     }
@@ -233,13 +338,17 @@ def flash2(p):
 
     def flops():
         steps, rescaled = flash2_steps(p, Br, Bc)
-        return scores * (4 * d + 2) + 3 * p.pairs + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
+        work = scores * (4 * d + 2 + p.drops) + 3 * p.pairs
+        return work + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
 
-    return {"flash2": Kernel({"Q": N * d, "K": keys * d, "V": keys * d, **p.mask}, {"O": N * d, "L": N}, flops)}
+    loads = {"Q": N * d, "K": keys * d, "V": keys * d, **p.mask, **p.block_mask(Br, keys=Bc)}
+    return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
 
 def flash2_steps(p, Br, Bc):
     """Tiles of keys that the rows go through, summed over the rows; and those with something before them to rescale."""
+    if isinstance(p, SparseProblem):
+        return p.steps()
     if not p.causal:
         return p.N * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
     steps = rescaled = 0
@@ -274,9 +383,10 @@ def naive_backward(p):
     N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
     product = N * N_k * d
     return {
-        **({} if p.kept else {"scores": naive_scores(p), "probabilities": probabilities(p)}),
+        **({} if p.kept else {"scores": naive_scores(p), "probabilities": probabilities(p), **dropout(p)}),
         "backward_dV": Kernel({"P": product, "dO": product}, {"dV": keys}, 2 * product),
         "backward_dP": Kernel({"dO": product, "V": product}, {"dP": N * N_k}, 2 * product),
+        **dropout_backward(p),
         "backward_dS": dS(p),
         "backward_dQ": Kernel({"dS": product, "K": product}, {"dQ": N * d}, 2 * product + N * d),
         "backward_dK": Kernel({"dS": product, "Q": product}, {"dK": keys}, 2 * product + keys),
@@ -289,6 +399,13 @@ def probabilities(p):
     return Kernel({"S": scores, "L": scores}, {"P": scores}, flops=2 * p.pairs)
 
 
+def dropout_backward(p):
+    """dP ∘ Z in place, one thread per element."""
+    scores = p.N * p.N_k
+    form = Kernel({"Z": scores, "dP": scores}, {"dP": scores}, flops=scores)
+    return {"dropout_backward": form} if p.dropped else {}
+
+
 def dS(p):
     """One thread per row: D_i in a first pass over P and dP, dS in a second."""
     scores = p.N * p.N_k
@@ -299,7 +416,7 @@ def dS(p):
 def tiled_backward(p):
     """Algorithm 3 with shared T×T tiles; P is formed again from Q, K and L where it was not kept."""
     return {
-        **({} if p.kept else {"scores": tiled_scores(p), "probabilities": probabilities(p)}),
+        **({} if p.kept else {"scores": tiled_scores(p), "probabilities": probabilities(p), **dropout(p)}),
         **tiled_gradients(p),
     }
 
@@ -311,6 +428,7 @@ def tiled_gradients(p):
     return {
         "backward_dV": Kernel({"P": N * N_k * Td, "dO": N * d * Tc}, {"dV": keys}, flops),
         "backward_dP": Kernel({"dO": N * d * Tc, "V": N_k * d * Tr}, {"dP": N * N_k}, flops),
+        **dropout_backward(p),
         "backward_dS": dS(p),
         "backward_dQ": Kernel({"dS": N * N_k * Td, "K": N_k * d * Tr}, {"dQ": N * d}, flops + N * d),
         "backward_dK": Kernel({"dS": N * N_k * Td, "Q": N * d * Tc}, {"dK": keys}, flops + keys),
@@ -326,7 +444,7 @@ def online_softmax_backward(p):
         first = {"form_P": Kernel(loads, {"P": scores}, flops=p.rows * p.N_k + 2 * p.pairs)}
     else:
         first = {"scores": tiled_scores(p), "probabilities": probabilities(p)}
-    return {**first, **tiled_gradients(p)}
+    return {**first, **dropout(p), **tiled_gradients(p)}
 
 
 @closed_form("flash", "backward")
@@ -339,7 +457,7 @@ def flash_backward(p):
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     rows, scores = p.queries_of_tiles(p.blocks[1])
     loads = {"Q": rows * d, "K": keys, "V": keys, "O": rows * d, "l": rows, "m": rows, "dO": rows * d, "dQ": rows * d}
-    flops = scores * (10 * d + 3) + 3 * p.pairs + rows * 4 * d + keys
+    flops = scores * (10 * d + 3 + 2 * p.drops) + 3 * p.pairs + rows * 4 * d + keys
     return {
         **({} if p.kept else {"split_lse": Kernel({"L": N}, {"l": N, "m": N})}),
         "initialise_dQ": Kernel({}, {"dQ": N * d}),
@@ -356,23 +474,26 @@ def flash2_backward(p):
     """
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     Br, Bc = p.blocks
-    rows, by_keys = p.queries_of_tiles(Bc)
+    step = stream(Br) if p.deterministic else Br
+    rows, by_keys = p.queries_of_tiles(Bc, step)
     passing, by_queries = p.keys_of_tiles(Br)
     stores = {"dK": keys, "dV": keys}
-    key_loads = {"Q": rows * d, "K": keys, "V": keys, "dO": rows * d, "L": rows, "D": rows, **p.mask}
+    key_loads = {"Q": rows * d, "K": keys, "V": keys, "dO": rows * d, "L": rows, "D": rows}
+    key_loads |= {**p.mask, **p.block_mask(Bc, rows=step)}
     rowsum = {"rowsum": Kernel({"dO": N * d, "O": N * d}, {"D": N}, flops=2 * N * d)}
     if not p.deterministic:
-        flops = by_keys * (10 * d + 2) + 3 * p.pairs + 2 * rows * d + keys
+        flops = by_keys * (10 * d + 2 + 2 * p.drops) + 3 * p.pairs + 2 * rows * d + keys
         return {
             **rowsum,
             "initialise_dQ": Kernel({}, {"dQ": N * d}),
             "backward_atomic": Kernel(key_loads, stores, flops, atomics={"dQ": rows * d}),
         }
     query_loads = {"Q": N * d, "K": passing * d, "V": passing * d, "dO": N * d, "L": N, "D": N, **p.mask}
+    query_loads |= p.block_mask(Br, keys=stream(Bc))
     return {
         **rowsum,
-        "backward_dKdV": Kernel(key_loads, stores, flops=by_keys * (8 * d + 2) + 3 * p.pairs + keys),
-        "backward_dQ": Kernel(query_loads, {"dQ": N * d}, by_queries * (6 * d + 2) + 3 * p.pairs + N * d),
+        "backward_dKdV": Kernel(key_loads, stores, by_keys * (8 * d + 2 + 2 * p.drops) + 3 * p.pairs + keys),
+        "backward_dQ": Kernel(query_loads, {"dQ": N * d}, by_queries * (6 * d + 2 + p.drops) + 3 * p.pairs + N * d),
     }
 
 
@@ -402,6 +523,8 @@ def predict(
     batch=1,
     causal=False,
     key_mask=False,
+    dropout_p=0.0,
+    block_mask=None,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -417,8 +540,8 @@ def predict(
     hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
 
-    causal as in `attention`; key_mask: whether there is one. (For a key that is hidden the bill is the same, and
-    `flops` counts its weight as if it were seen.)
+    causal, dropout_p and block_mask as in `attention`; key_mask: whether there is one. (For a key that is hidden the
+    bill is the same, and `flops` counts its weight as if it were seen.) To draw Z is work on integers, and no FLOP.
 
     direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,
@@ -428,7 +551,7 @@ def predict(
     TypeError or ValueError for an argument that has no meaning: it names the argument, its value and the way out.
     Source: Dao et al. 2022, arXiv:2205.14135, Algorithms 0, 1, 3 and 4; Dao 2023, arXiv:2307.08691, Algorithms 1 and 2.
     """
-    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask)
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask)
     return _bill(*_problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic))
 
 
@@ -443,6 +566,8 @@ def flops(
     batch=1,
     causal=False,
     key_mask=False,
+    dropout_p=0.0,
+    block_mask=None,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -451,7 +576,7 @@ def flops(
     deterministic=True,
 ):
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
-    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask)
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask)
     kernels, p = _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic)
     work = (kernel.flops() if callable(kernel.flops) else kernel.flops for kernel in kernels.values())
     return int(p.heads * sum(work))
@@ -464,7 +589,15 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     N = N_k. Arguments and errors as for `predict`.
     """
     _, p = _problem(
-        "naive", (n, d, n_k, heads, kv_heads, batch), (False, False), direction, dtype, None, STATIC_SHARED, False, True
+        "naive",
+        (n, d, n_k, heads, kv_heads, batch),
+        (False, False, 0.0, None),
+        direction,
+        dtype,
+        None,
+        STATIC_SHARED,
+        False,
+        True,
     )
     forms = {"forward": [ideal], "backward": [ideal_backward], "both": [ideal, ideal_backward]}[direction]
     return _bill({name: kernel for form in forms for name, kernel in form(p).items()} if p.N else {}, p)
@@ -491,7 +624,7 @@ def _bill(kernels, p):
         tensors = bill[name] = {}
         for tensor in kernel.loads | kernel.stores | kernel.atomics:
             counts = (p.heads * kind.get(tensor, 0) for kind in (kernel.loads, kernel.stores, kernel.atomics))
-            tensors[tensor] = Count(*map(int, counts), itemsize=1 if tensor == "mask" else p.itemsize)
+            tensors[tensor] = Count(*map(int, counts), itemsize=1 if tensor in BYTES else p.itemsize)
     return Bill(bill)
 
 
@@ -500,10 +633,11 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
     check_stage(stage, _FORMS["forward"])
     if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise ValueError(f"direction={direction!r} is unknown: pass {', '.join(map(repr, DIRECTIONS))}")
-    causal, key_mask = masks
+    causal, key_mask, dropout_p, block_mask = masks
     flags = {"return_lse": return_lse, "deterministic": deterministic, "causal": causal, "key_mask": key_mask}
     for name, flag in flags.items():
         truth(name, flag)
+    dropped = probability("dropout_p", dropout_p) > 0
     check_deterministic(stage, deterministic)
     n, d, n_k, heads, kv_heads, batch = sizes
     n, d = integer("n", n), integer("d", d, 1)
@@ -515,10 +649,15 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             f"heads={heads} is no multiple of kv_heads={kv_heads}: each key head serves equally many heads"
         )
 
+    if block_mask is not None:
+        check_sparse(stage)
+        blocks = choose_blocks(stage, d=d, dtype=dtype, sram=sram) if blocks is None else blocks
+
     def problem(direction, blocks):
         tiling = "atomic" if direction == "backward" and not deterministic else direction
         sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=tiling)
-        return Problem(
+        visited = None if block_mask is None else boolean_tiles(block_mask, sides, n, n_k)
+        return (Problem if visited is None or 0 in visited.shape else partial(SparseProblem, visited=visited))(
             n,
             n_k,
             d,
@@ -530,11 +669,12 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             deterministic=bool(deterministic),
             causal=bool(causal),
             masked=bool(key_mask),
+            dropped=dropped,
         )
 
     if direction == "both":  # square tiles serve both passes
         own = TILINGS["forward"][stage]
-        parts = {"forward": problem("forward", blocks if own is None or own.square else None)}
+        parts = {"forward": problem("forward", blocks if own is None or own.square or block_mask is not None else None)}
         parts["forward"] = replace(parts["forward"], return_lse=False)  # what the pass itself does not want
         parts["backward"] = replace(problem("backward", blocks), kept=True)
     else:

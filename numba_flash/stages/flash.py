@@ -44,12 +44,12 @@ def make_initialise(real):
 
 
 @cache
-def make_forward(Br, Bc, d, real, allowed, first):
+def make_forward(Br, Bc, d, real, allowed, first, keep):
     """One block a head, K/V in the outer loop; thread r has row r of each tile of Q and O."""
     weight = make_weight(real)
 
     @cuda.jit
-    def flash(Q, K, V, mask, O, l, m, scale):
+    def flash(Q, K, V, mask, O, l, m, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         S_ij = cuda.shared.array((Bc, Br), real)
@@ -93,7 +93,7 @@ def make_forward(Br, Bc, d, real, allowed, first):
                     for t in range(d):
                         O_i[t] *= l_old
                     for c in range(min(Bc, N_k - j)):
-                        p = new * S_ij[c, r]
+                        p = new * S_ij[c, r] * keep(seed, p_drop, h, i, j + c)  # Alg. 2, l. 14
                         for t in range(d):
                             O_i[t] += p * V_j[c, t]
                     for t in range(d):
@@ -124,6 +124,6 @@ def forward_lm(Q, K, V, scale, mask, *, blocks=None, device=None):
     O = empty((H, N, d), Q.dtype, device)
     l, m = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     launch(make_initialise(real), (tiles(N, ROWS), H), ROWS, O, l, m, device=device)
-    kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.first)
-    launch(kernel, H, Br, Q, K, V, mask.keys, O, l, m, scale, device=device)
+    kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.first(), mask.keep(real))
+    launch(kernel, H, Br, Q, K, V, mask.keys, O, l, m, scale, mask.seed, mask.p_drop, device=device)
     return O, l, m

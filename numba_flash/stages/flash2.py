@@ -22,12 +22,12 @@ from . import numba_type
 
 
 @cache
-def make_forward(Br, Bc, d, real, allowed, seen):
+def make_forward(Br, Bc, d, real, allowed, seen, visited, keep):
     """One tile of Q a block; thread r has row r of Q, of O and of m and l."""
     weight = make_weight(real)
 
     @cuda.jit
-    def flash2(Q, K, V, mask, O, L, scale):
+    def flash2(Q, K, V, mask, block_mask, O, L, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         S_ij = cuda.shared.array((Bc, Br), real)
@@ -46,6 +46,8 @@ def make_forward(Br, Bc, d, real, allowed, seen):
         l_i = real(0)
         m_i = real(-math.inf)
         for j in range(0, keys, Bc):                         # Alg. 1, l. 6
+            if not visited(block_mask, cuda.blockIdx.x * Br, j):  # Alg. 5 of the paper, l. 8
+                continue
             for e in range(r, min(Bc, keys - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]  # Alg. 1, l. 7
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
@@ -66,6 +68,7 @@ def make_forward(Br, Bc, d, real, allowed, seen):
                 for c in range(min(Bc, keys - j)):
                     p = weight(S_ij[c, r], m_new)
                     l_i += p                                 # Alg. 1, l. 9
+                    p *= keep(seed, p_drop, h, i, j + c)     # Alg. 2 of the paper, l. 14
                     for t in range(d):
                         O_i[t] += p * V_j[c, t]              # Alg. 1, l. 10
                 m_i = m_new
@@ -88,6 +91,8 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype)
     O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
     mask = mask or no_mask(device)
-    kernel = make_forward(Br, Bc, d, numba_type(Q.dtype), mask.allowed, mask.seen)
-    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, mask.keys, O, L, scale, device=device)
+    real = numba_type(Q.dtype)
+    kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.seen, mask.visited, mask.keep(real))
+    arguments = Q, K, V, mask.keys, mask.blocks, O, L, scale, mask.seed, mask.p_drop
+    launch(kernel, (tiles(N, Br), H), Br, *arguments, device=device)
     return O, L

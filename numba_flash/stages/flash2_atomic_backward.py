@@ -26,13 +26,13 @@ from .naive import ROWS
 
 
 @cache
-def make_backward(Br, Bc, d, real, allowed, first):
+def make_backward(Br, Bc, d, real, allowed, first, visited, keep):
     """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_atomic(Q, K, V, mask, dO, L, D, dQ, dK, dV, scale):
+    def backward_atomic(Q, K, V, mask, block_mask, dO, L, D, dQ, dK, dV, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -56,6 +56,8 @@ def make_backward(Br, Bc, d, real, allowed, first):
         for h in range(g * group, (g + 1) * group):
             b = h * mask.shape[0] // Q.shape[0]
             for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
+                if not visited(block_mask, i, j):
+                    continue
                 for e in range(c, min(Br, N - i) * d, Bc):
                     Q_i[e // d, e % d] = Q[h, i + e // d, e % d]  # Alg. 2, l. 9
                     dO_i[e // d, e % d] = dO[h, i + e // d, e % d]
@@ -73,7 +75,9 @@ def make_backward(Br, Bc, d, real, allowed, first):
                         seen = allowed(mask, b, i + r + N_k - N, j + c)
                         s = s * scale if seen else real(-math.inf)
                         p = weight(s, L_i[r])                # Alg. 2, l. 11
-                        ds = p * (dp - D_i[r])               # Alg. 2, l. 14
+                        z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
+                        ds = p * (dp * z - D_i[r])           # Alg. 2, l. 14
+                        p *= z
                         dS_ij[r, c] = ds
                         for t in range(d):
                             dV_j[t] += p * dO_i[r, t]        # Alg. 2, l. 12
@@ -105,10 +109,11 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     real = numba_type(Q.dtype)
     mask = mask or no_mask(device)
     if L is None:
-        O, L = forward(Q, K, V, scale, mask=mask, device=device)
+        O, L = forward(Q, K, V, scale, mask=mask, blocks=mask.sides, device=device)
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     launch(make_initialise_dQ(real), (tiles(N, ROWS), H), ROWS, dQ, device=device)
-    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first)
-    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, mask.keys, dO, L, D, dQ, dK, dV, scale, device=device)
+    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first(Br), mask.visited, mask.keep(real))
+    arguments = Q, K, V, mask.keys, mask.blocks, dO, L, D, dQ, dK, dV, scale, mask.seed, mask.p_drop
+    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, *arguments, device=device)
     return dQ, dK, dV

@@ -15,7 +15,7 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import STREAM, fitting_blocks, tiles
+from ..blocks import fitting_blocks, stream, tiles
 from ..engine.launch import empty, launch
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
@@ -41,13 +41,13 @@ def make_rowsum(real):
 
 
 @cache
-def make_dKdV(Br, Bc, d, real, allowed, first):
+def make_dKdV(Br, Bc, d, real, allowed, first, visited, keep):
     """One tile of keys a block; thread c has key c, with its rows of dK_j and dV_j."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_dKdV(Q, K, V, mask, dO, L, D, dK, dV, scale):
+    def backward_dKdV(Q, K, V, mask, block_mask, dO, L, D, dK, dV, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -70,6 +70,8 @@ def make_dKdV(Br, Bc, d, real, allowed, first):
         for h in range(g * group, (g + 1) * group):
             b = h * mask.shape[0] // Q.shape[0]
             for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
+                if not visited(block_mask, i, j):
+                    continue
                 for e in range(c, min(Br, N - i) * d, Bc):
                     Q_i[e // d, e % d] = Q[h, i + e // d, e % d]  # Alg. 2, l. 9
                     dO_i[e // d, e % d] = dO[h, i + e // d, e % d]
@@ -87,7 +89,9 @@ def make_dKdV(Br, Bc, d, real, allowed, first):
                         seen = allowed(mask, b, i + r + N_k - N, j + c)
                         s = s * scale if seen else real(-math.inf)
                         p = weight(s, L_i[r])                # Alg. 2, l. 11
-                        ds = p * (dp - D_i[r])               # Alg. 2, l. 14
+                        z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
+                        ds = p * (dp * z - D_i[r])           # Alg. 2, l. 14
+                        p *= z
                         for t in range(d):
                             dV_j[t] += p * dO_i[r, t]        # Alg. 2, l. 12
                             dK_j[t] += ds * Q_i[r, t]        # Alg. 2, l. 16
@@ -101,12 +105,12 @@ def make_dKdV(Br, Bc, d, real, allowed, first):
 
 
 @cache
-def make_dQ(Br, Bc, d, real, allowed, seen):
+def make_dQ(Br, Bc, d, real, allowed, seen, visited, keep):
     """One tile of queries a block; thread r has query r, with its rows of Q_i, dO_i and dQ_i."""
     weight = make_weight(real)
 
     @cuda.jit
-    def backward_dQ(Q, K, V, mask, dO, L, D, dQ, scale):
+    def backward_dQ(Q, K, V, mask, block_mask, dO, L, D, dQ, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, d), real)
         V_j = cuda.shared.array((Bc, d), real)
         Q_i = cuda.local.array(d, real)                      # one row: that of this thread
@@ -126,6 +130,8 @@ def make_dQ(Br, Bc, d, real, allowed, seen):
         L_i = L[h, i] if i < N else real(0)
         D_i = D[h, i] if i < N else real(0)
         for j in range(0, keys, Bc):
+            if not visited(block_mask, cuda.blockIdx.x * Br, j):
+                continue
             for e in range(r, min(Bc, keys - j) * d, Br):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]
                 V_j[e // d, e % d] = V[g, j + e // d, e % d]
@@ -138,6 +144,7 @@ def make_dQ(Br, Bc, d, real, allowed, seen):
                         s += Q_i[t] * K_j[c, t]              # Alg. 2, l. 10
                         dp += dO_i[t] * V_j[c, t]            # Alg. 2, l. 13
                     s = s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)
+                    dp *= keep(seed, p_drop, h, i, j + c)
                     ds = weight(s, L_i) * (dp - D_i)         # Alg. 2, l. 11 and 14
                     for t in range(d):
                         dQ_i[t] += ds * K_j[c, t]            # Alg. 2, l. 15
@@ -153,8 +160,8 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
     Without O (H, N, d) and L (H, N) it runs the forward pass first. blocks: (Br, Bc), the queries that a block of
-    backward_dQ owns and the keys that a block of backward_dKdV owns; the other side passes in tiles of STREAM rows.
-    Raises ValueError or SharedMemoryError for tiles that do not fit.
+    backward_dQ owns and the keys that a block of backward_dKdV owns; the other side passes in tiles of up to STREAM
+    rows. Raises ValueError or SharedMemoryError for tiles that do not fit.
     """
     H, N, d = Q.shape
     G, N_k, _ = K.shape
@@ -162,13 +169,15 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     real = numba_type(Q.dtype)
     mask = mask or no_mask(device)
     if L is None:
-        O, L = forward(Q, K, V, scale, mask=mask, device=device)
+        O, L = forward(Q, K, V, scale, mask=mask, blocks=mask.sides, device=device)
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
-    kernel = make_dKdV(STREAM, Bc, d, real, mask.allowed, mask.first)
-    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, Q, K, V, mask.keys, dO, L, D, dK, dV, scale, device=device)
-    kernel = make_dQ(Br, STREAM, d, real, mask.allowed, mask.seen)
-    launch(kernel, (tiles(N, Br), H), Br, Q, K, V, mask.keys, dO, L, D, dQ, scale, device=device)
+    given, numbers = (Q, K, V, mask.keys, mask.blocks, dO, L, D), (scale, mask.seed, mask.p_drop)
+    rows, keys = stream(Br), stream(Bc)
+    kernel = make_dKdV(rows, Bc, d, real, mask.allowed, mask.first(rows), mask.visited, mask.keep(real))
+    launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, *given, dK, dV, *numbers, device=device)
+    kernel = make_dQ(Br, keys, d, real, mask.allowed, mask.seen, mask.visited, mask.keep(real))
+    launch(kernel, (tiles(N, Br), H), Br, *given, dQ, *numbers, device=device)
     return dQ, dK, dV
 
 

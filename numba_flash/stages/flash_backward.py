@@ -60,13 +60,13 @@ def make_split_lse(real):
 
 
 @cache
-def make_backward(Br, Bc, d, real, allowed, first):
+def make_backward(Br, Bc, d, real, allowed, first, keep):
     """One block a head of K and V, keys in the outer loop; thread c has key c of each tile."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def flash_backward(Q, K, V, mask, O, l, m, dO, dQ, dK, dV, scale):
+    def flash_backward(Q, K, V, mask, O, l, m, dO, dQ, dK, dV, scale, seed, p_drop):
         K_j = cuda.shared.array((Bc, padded), real)
         V_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array((Br, d), real)
@@ -114,7 +114,9 @@ def make_backward(Br, Bc, d, real, allowed, first):
                             seen = allowed(mask, b, i + r + N_k - N, j + c)
                             s = s * scale if seen else real(-math.inf)  # Alg. 4, l. 12
                             p = weight(s, m_i[r]) / l_i[r]   # Alg. 4, l. 13
-                            ds = p * (dp - D_i[r])           # Alg. 4, l. 20
+                            z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4, l. 14
+                            ds = p * (dp * z - D_i[r])       # Alg. 4, l. 18 and 20
+                            p *= z                           # Alg. 4, l. 15
                             dS_ij[r, c] = ds
                             for t in range(d):
                                 dV_j[t] += p * dO_i[r, t]    # Alg. 4, l. 16
@@ -153,6 +155,7 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
         launch(make_split_lse(real), rows, ROWS, L, l, m, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     launch(make_initialise_dQ(real), rows, ROWS, dQ, device=device)
-    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first)
-    launch(kernel, K.shape[0], Bc, Q, K, V, mask.keys, O, l, m, dO, dQ, dK, dV, scale, device=device)
+    kernel = make_backward(Br, Bc, d, real, mask.allowed, mask.first(), mask.keep(real))
+    arguments = Q, K, V, mask.keys, O, l, m, dO, dQ, dK, dV, scale, mask.seed, mask.p_drop
+    launch(kernel, K.shape[0], Bc, *arguments, device=device)
     return dQ, dK, dV

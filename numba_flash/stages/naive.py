@@ -12,6 +12,7 @@ The steps are those of the paper's Algorithm 0 (arXiv:2205.14135), which would r
 import math
 from functools import cache
 
+import numpy as np
 from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
@@ -68,6 +69,22 @@ def make_softmax(real):
                 P[h, i, j] = weight(S[h, i, j], m) / l       # Alg. 0, l. 2
 
     return softmax
+
+
+@cache
+def make_dropout(real, keep):
+    """P_dropped = Z ∘ P, and what of Z is random: one thread per element."""
+
+    @cuda.jit
+    def dropout(P, Z, P_dropped, seed, p_drop):
+        j, i = cuda.grid(2)
+        h = cuda.blockIdx.z
+        if i < P.shape[1] and j < P.shape[2]:
+            z = keep(seed, p_drop, h, i, j)
+            Z[h, i, j] = 1 if z != real(0) else 0
+            P_dropped[h, i, j] = P[h, i, j] * z
+
+    return dropout
 
 
 @cache
@@ -130,14 +147,15 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
 
 
 def forward_SP(Q, K, V, scale, mask, *, device=None):
-    """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
+    """The three steps -> O (H, N, d), S (H, N, N_k), and P with what `dropped` makes of it, for the backward pass."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     S = scores(Q, K, scale, mask, device=device)
     P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
-    launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), P, V, O, device=device)
-    return O, S, P
+    P_dropped, Z = dropped(P, mask, device=device)
+    launch(make_output(real), (tiles(d, SIDE), tiles(N, SIDE), H), (SIDE, SIDE), P_dropped, V, O, device=device)
+    return O, S, (P, P_dropped, Z)
 
 
 def scores(Q, K, scale, mask, *, device=None):
@@ -148,6 +166,19 @@ def scores(Q, K, scale, mask, *, device=None):
     grid = tiles(N_k, SIDE), tiles(N, SIDE), H
     launch_if_any(kernel, grid, (SIDE, SIDE), Q, K, mask.keys, S, scale, device=device)
     return S
+
+
+def dropped(P, mask, *, device=None):
+    """Z ∘ P (H, N, N_k), and Z (H, N, N_k) as 0 or 1, one byte each; without dropout P itself, and None."""
+    if not mask.drops:
+        return P, None
+    H, N, N_k = P.shape
+    real = numba_type(P.dtype)
+    Z, P_dropped = empty(P.shape, np.uint8, device), empty(P.shape, P.dtype, device)
+    grid = tiles(N_k, SIDE), tiles(N, SIDE), H
+    kernel = make_dropout(real, mask.keep(real))
+    launch_if_any(kernel, grid, (SIDE, SIDE), P, Z, P_dropped, mask.seed, mask.p_drop, device=device)
+    return P_dropped, Z
 
 
 def lse(S, real, device):

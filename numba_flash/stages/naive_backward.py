@@ -22,7 +22,7 @@ from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
-from .naive import ROWS, SIDE, forward_SP, scores
+from .naive import ROWS, SIDE, dropped, forward_SP, scores
 
 
 @cache
@@ -60,6 +60,21 @@ def make_dP(real):
             dP[h, i, j] = acc                                # Alg. 3, l. 2
 
     return backward_dP
+
+
+@cache
+def make_dropout_backward(real):
+    """dP = Z ∘ dP, in place: one thread per element. Z holds 1 for a weight that was kept."""
+
+    @cuda.jit
+    def dropout_backward(Z, dP, p_drop):
+        j, i = cuda.grid(2)
+        h = cuda.blockIdx.z
+        if i < dP.shape[1] and j < dP.shape[2]:
+            z = real(1 / (1 - p_drop)) if Z[h, i, j] != 0 else real(0)
+            dP[h, i, j] *= z
+
+    return dropout_backward
 
 
 @cache
@@ -141,6 +156,15 @@ def probabilities(S, L, *, device=None):
     return P
 
 
+def drop(dP, Z, mask, *, device=None):
+    """Multiply dP (H, N, N_k) by Z in place, where there is dropout."""
+    if Z is not None:
+        H, N, N_k = dP.shape
+        grid = tiles(N_k, SIDE), tiles(N, SIDE), H
+        kernel = make_dropout_backward(numba_type(dP.dtype))
+        launch_if_any(kernel, grid, (SIDE, SIDE), Z, dP, mask.p_drop, device=device)
+
+
 def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
@@ -149,9 +173,10 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     fitting_blocks("naive", blocks, d=Q.shape[2], dtype=Q.dtype, direction="backward")
     mask = mask or no_mask(device)
     if L is None:
-        P = forward_SP(Q, K, V, scale, mask, device=device)[2]
+        P, P_dropped, Z = forward_SP(Q, K, V, scale, mask, device=device)[2]
     else:
         P = probabilities(scores(Q, K, scale, mask, device=device), L, device=device)
+        P_dropped, Z = dropped(P, mask, device=device)
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     G, N_k, _ = K.shape
@@ -160,8 +185,9 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     block = (SIDE, SIDE)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     dP, dS = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
-    launch_if_any(make_dV(real), over_keys, block, P, dO, dV, device=device)
+    launch_if_any(make_dV(real), over_keys, block, P_dropped, dO, dV, device=device)
     launch_if_any(make_dP(real), over_scores, block, dO, V, dP, device=device)
+    drop(dP, Z, mask, device=device)
     launch(make_dS(real), (tiles(N, ROWS), H), ROWS, P, dP, dS, device=device)
     launch(make_dQ(real), over_queries, block, dS, K, dQ, scale, device=device)
     launch_if_any(make_dK(real), over_keys, block, dS, Q, dK, scale, device=device)

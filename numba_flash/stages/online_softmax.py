@@ -48,12 +48,12 @@ def make_statistics(real):
 
 
 @cache
-def make_output(T, real):
+def make_output(T, real, keep):
     """O = softmax(S) V from S, m and l: one T×T tile of O a block; P exists one tile at a time, in shared memory."""
     load_or_zero, weight = make_load_or_zero(real), make_weight(real)
 
     @cuda.jit
-    def output(S, m, l, V, O):
+    def output(S, m, l, V, O, seed, p_drop):
         P_ij = cuda.shared.array((T, T), real)
         V_j = cuda.shared.array((T, T), real)
         h = cuda.blockIdx.z
@@ -69,7 +69,8 @@ def make_output(T, real):
         for j0 in range(0, S.shape[2], T):                   # walk along the keys, one tile at a time
             P_ij[ty, tx] = real(0)
             if row < S.shape[1] and j0 + tx < S.shape[2]:
-                P_ij[ty, tx] = weight(S[h, row, j0 + tx], m_i) / l_i
+                p = weight(S[h, row, j0 + tx], m_i) / l_i
+                P_ij[ty, tx] = p * keep(seed, p_drop, h, row, j0 + tx)
             V_j[ty, tx] = load_or_zero(V, g, j0 + ty, col)
             cuda.syncthreads()
             for j in range(T):
@@ -122,5 +123,6 @@ def forward_Sml(Q, K, V, scale, mask, T, *, device=None):
     m, l = empty((H, N), Q.dtype, device), empty((H, N), Q.dtype, device)
     O = empty((H, N, d), Q.dtype, device)
     launch(make_statistics(real), (tiles(N, ROWS), H), ROWS, S, m, l, device=device)
-    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), S, m, l, V, O, device=device)
+    kernel, grid = make_output(T, real, mask.keep(real)), (tiles(d, T), tiles(N, T), H)
+    launch(kernel, grid, (T, T), S, m, l, V, O, mask.seed, mask.p_drop, device=device)
     return O, S, m, l

@@ -16,6 +16,7 @@ from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
+from .naive import dropped
 from .naive_backward import probabilities
 from .online_softmax import forward_Sml
 from .tiled import scores
@@ -53,4 +54,4 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
         launch_if_any(make_P(numba_type(S.dtype)), grid, (T, T), S, m, l, P, device=device)
     else:
         P = probabilities(scores(Q, K, scale, mask, T, device=device), L, device=device)
-    return gradients(Q, K, V, dO, P, scale, T, device=device)
+    return gradients(Q, K, V, dO, P, *dropped(P, mask, device=device), scale, mask, T, device=device)

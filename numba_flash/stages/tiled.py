@@ -19,7 +19,7 @@ from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
 from ..masks import no_mask
 from . import launch_if_any, numba_type
-from .naive import ROWS, lse, make_softmax
+from .naive import ROWS, dropped, lse, make_softmax
 
 
 @cache
@@ -111,14 +111,15 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
 
 
 def forward_SP(Q, K, V, scale, mask, T, *, device=None):
-    """The three steps -> O (H, N, d), S (H, N, N_k) and P, which the backward pass wants to keep."""
+    """The three steps -> O (H, N, d), S (H, N, N_k), and P with what `dropped` makes of it, for the backward pass."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
     S = scores(Q, K, scale, mask, T, device=device)
     P, O = empty(S.shape, Q.dtype, device), empty((H, N, d), Q.dtype, device)
     launch(make_softmax(real), (tiles(N, ROWS), H), ROWS, S, P, device=device)
-    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), P, V, O, device=device)
-    return O, S, P
+    P_dropped, Z = dropped(P, mask, device=device)
+    launch(make_output(T, real), (tiles(d, T), tiles(N, T), H), (T, T), P_dropped, V, O, device=device)
+    return O, S, (P, P_dropped, Z)
 
 
 def scores(Q, K, scale, mask, T, *, device=None):

@@ -19,8 +19,8 @@ from ..blocks import fitting_blocks, tiles
 from ..engine.launch import empty, launch
 from ..masks import no_mask
 from . import launch_if_any, numba_type
-from .naive import ROWS
-from .naive_backward import make_dS, probabilities
+from .naive import ROWS, dropped
+from .naive_backward import drop, make_dS, probabilities
 from .tiled import forward_SP, make_load_or_zero, scores
 
 
@@ -147,13 +147,14 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     T, _ = fitting_blocks("tiled", blocks, d=Q.shape[2], dtype=Q.dtype, direction="backward")
     mask = mask or no_mask(device)
     if L is None:
-        P = forward_SP(Q, K, V, scale, mask, T, device=device)[2]
+        P, P_dropped, Z = forward_SP(Q, K, V, scale, mask, T, device=device)[2]
     else:
         P = probabilities(scores(Q, K, scale, mask, T, device=device), L, device=device)
-    return gradients(Q, K, V, dO, P, scale, T, device=device)
+        P_dropped, Z = dropped(P, mask, device=device)
+    return gradients(Q, K, V, dO, P, P_dropped, Z, scale, mask, T, device=device)
 
 
-def gradients(Q, K, V, dO, P, scale, T, *, device=None):
+def gradients(Q, K, V, dO, P, P_dropped, Z, scale, mask, T, *, device=None):
     """Algorithm 3 -> dQ (H, N, d), dK and dV (G, N_k, d)."""
     real = numba_type(Q.dtype)
     H, N, d = Q.shape
@@ -163,8 +164,9 @@ def gradients(Q, K, V, dO, P, scale, T, *, device=None):
     block = (T, T)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     dP, dS = empty((H, N, N_k), Q.dtype, device), empty((H, N, N_k), Q.dtype, device)
-    launch_if_any(make_dV(T, real), over_keys, block, P, dO, dV, device=device)
+    launch_if_any(make_dV(T, real), over_keys, block, P_dropped, dO, dV, device=device)
     launch_if_any(make_dP(T, real), over_scores, block, dO, V, dP, device=device)
+    drop(dP, Z, mask, device=device)
     launch(make_dS(real), (tiles(N, ROWS), H), ROWS, P, dP, dS, device=device)
     launch(make_dQ(T, real), over_queries, block, dS, K, dQ, scale, device=device)
     launch_if_any(make_dK(T, real), over_keys, block, dS, Q, dK, scale, device=device)
