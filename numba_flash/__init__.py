@@ -1,6 +1,6 @@
 """FlashAttention in plain Numba CUDA kernels: a course in which every claim about memory traffic is counted."""
 
-from . import errors, testing
+from . import errors, patterns, testing
 from .attention import attention, attention_backward
 from .blocks import choose_blocks
 from .engine.launch import device, empty, launch, to_device, to_host
@@ -21,6 +21,7 @@ __all__ = [
     "launch",
     "ledger",
     "merge",
+    "patterns",
     "predict",
     "testing",
     "to_device",

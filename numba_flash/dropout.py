@@ -45,7 +45,7 @@ def make_keep(real, dropped):
 
     @cuda.jit(device=True)
     def keep(seed, p_drop, h, i, j):
-        if dropped:
+        if dropped == 1:
             word = _philox(np.uint64(i), np.uint64(j), np.uint64(h), np.uint64(0), seed)[0]
             return real(1 / (1 - p_drop)) if word >= np.uint64(p_drop * WORDS) else real(0)
         return real(1)

@@ -38,9 +38,9 @@ def make_allowed(causal, masked):
 
     @cuda.jit(device=True)
     def allowed(mask, b, i, j):
-        if causal and j > i:
+        if causal == 1 and j > i:
             return False
-        if masked:
+        if masked == 1:
             return mask[b, j] != 0
         return True
 
@@ -53,7 +53,7 @@ def make_seen(causal):
 
     @cuda.jit(device=True)
     def seen(i, N_k):
-        if causal:
+        if causal == 1:
             return max(0, min(i + 1, N_k))
         return N_k
 
@@ -69,7 +69,7 @@ def make_first(causal, step=1):
 
     @cuda.jit(device=True)
     def first(j):
-        if causal:
+        if causal == 1:
             return max(0, j) // step * step
         return 0
 
@@ -85,7 +85,7 @@ def make_visited(sparse, Br, Bc):
 
     @cuda.jit(device=True)
     def visited(block_mask, i, j):
-        if sparse:
+        if sparse == 1:
             return block_mask[i // Br, j // Bc] != 0
         return True
 
