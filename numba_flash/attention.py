@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import fitting_blocks
-from .checks import boolean_tiles, check_deterministic, check_sparse, check_stage, integer, probability, truth
+from .blocks import fitting_blocks, stream
+from .checks import (
+    boolean_tiles,
+    check_deterministic,
+    check_sparse,
+    check_split,
+    check_stage,
+    integer,
+    probability,
+    truth,
+)
 from .engine import launch as engine
 from .engine import model
 from .masks import no_mask, rows_with_keys
@@ -33,6 +42,7 @@ def attention(
     dropout_p=0.0,
     seed=0,
     block_mask=None,
+    split_kv=None,
     blocks=None,
     return_lse=False,
     device=None,
@@ -50,8 +60,10 @@ def attention(
     tile with False is not computed (`numba_flash.patterns` has some ready-made). A row that sees no key has out = 0 and
     lse = −∞. dropout_p: the probability, 0 or more and below 1, that a weight is dropped; the others are multiplied by
     1 / (1 − dropout_p). Which ones depends on seed (below 2⁶⁴), head, query and key alone, not on stage, blocks or
-    device; lse is that without dropout. blocks: the tile sizes, as the stage explains them. device: "cpu", "gpu" or
-    "sim", by default what `numba_flash.device()` says.
+    device; lse is that without dropout. split_kv (flash2 alone): how many blocks share the keys of each query, whose
+    parts a second kernel merges: for decoding, where queries are few and keys many. blocks: the tile sizes, as the
+    stage explains them; (1, Bc) with split_kv. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()`
+    says.
 
     Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
     axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
@@ -67,24 +79,30 @@ def attention(
     each stage names its own.
     """
     check_stage(stage, STAGES)
+    if block_mask is not None:
+        check_sparse(stage)
     operands = _operands({"q": q, "k": k, "v": v})
     dtype = operands[0].dtype
     H, N, N_k, d = _sizes(*operands)
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
-    blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype)
+    splits = split_kv if split_kv is None else check_split(stage, split_kv, model.GRID_YZ, block_mask)
+    blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="split" if splits else "forward")
     truth("return_lse", return_lse)
     place = engine.device(device).name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
-    mask = _sparse(_dropping(mask, dropout_p, seed), stage, block_mask, blocks, N, N_k, place)
+    mask = _sparse(_dropping(mask, dropout_p, seed), block_mask, blocks, N, N_k, place)
 
     if N == 0:  # nothing to launch
         O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
     else:
         Q, K, V = (_as_heads(operand, place) for operand in operands)
-        how = {"mask": mask, "blocks": blocks, "return_lse": bool(return_lse), "device": place}
-        O, L = STAGES[stage].forward(Q, K, V, scale, **how)
+        how = {"mask": mask, "blocks": blocks, "device": place}
+        if splits:
+            O, L = STAGES[stage].forward_split(Q, K, V, scale, splits, **how)
+        else:
+            O, L = STAGES[stage].forward(Q, K, V, scale, return_lse=bool(return_lse), **how)
     q = operands[0]
     out = _result(O, q.shape, q.on_device)
     return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
@@ -132,6 +150,8 @@ def attention_backward(
     arXiv:2205.14135, Algorithms 3 and 4; Dao 2023, arXiv:2307.08691, Algorithm 2; each stage names its own.
     """
     check_stage(stage, STAGES)
+    if block_mask is not None:
+        check_sparse(stage)
     given = {"q": q, "k": k, "v": v, "dout": dout}
     if (out is None) != (lse is None):
         there, missing = ("out", "lse") if lse is None else ("lse", "out")
@@ -143,13 +163,15 @@ def attention_backward(
     _check_results(operands[0], operands[3:])
     scale = _scale(scale, d, dtype)
     check_deterministic(stage, truth("deterministic", deterministic))
-    if block_mask is not None and blocks is None:
-        blocks = fitting_blocks(stage, None, d=d, dtype=dtype)
+    sides = None
+    if block_mask is not None:
+        sides = fitting_blocks(stage, blocks, d=d, dtype=dtype)
+        blocks = tuple(sides) if deterministic else (stream(sides.Br), sides.Bc)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
     place = engine.device(device).name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
-    mask = _sparse(_dropping(mask, dropout_p, seed), stage, block_mask, blocks, N, N_k, place)
+    mask = _sparse(_dropping(mask, dropout_p, seed), block_mask, sides, N, N_k, place)
     if out is not None:
         _check_lse(operands[-1], mask, N, N_k)
 
@@ -281,11 +303,10 @@ def _dropping(mask, dropout_p, seed):
     return replace(mask, seed=np.uint64(seed), p_drop=np.float64(probability("dropout_p", dropout_p)))
 
 
-def _sparse(mask, stage, block_mask, blocks, N, N_k, place):
+def _sparse(mask, block_mask, blocks, N, N_k, place):
     """The mask with tiles that are left out."""
     if block_mask is None:
         return mask
-    check_sparse(stage)
     block_mask = engine.to_host(boolean_tiles(_operand("block_mask", block_mask).array, blocks, N, N_k))
     if 0 in block_mask.shape:
         return mask

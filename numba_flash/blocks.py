@@ -30,6 +30,9 @@ def stream(T):
     return max(rows for rows in range(1, STREAM + 1) if T % rows == 0)
 
 
+PASSES = {"forward": "", "backward": ", backward", "atomic": ", backward", "split": ", split"}
+
+
 @dataclass(frozen=True)
 class Tiling:
     """What tiles of (Br, Bc) take in one pass of one stage, and which are chosen by default."""
@@ -108,6 +111,13 @@ _OWNERS = Tiling(
     3,
     lambda d, elements: (128, _whole_warps((elements - 2 * STREAM * (d + 1)) // (2 * (d | 1)))),
 )
+_ONE_QUERY = Tiling(
+    False,
+    lambda Br, Bc: Bc,
+    lambda Br, Bc, d: {"K_j": (Bc, d | 1), "Q_i, O_i": (2, d), "S_j, P_j": (2, Bc)},
+    0,
+    lambda d, elements: (1, _whole_warps((elements - 2 * d) // ((d | 1) + 2))),
+)
 
 TILINGS = {
     "forward": {
@@ -125,6 +135,7 @@ TILINGS = {
         "flash2": _OWNERS,
     },
     "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics
+    "split": {"flash2": _ONE_QUERY},  # several blocks for the keys of one query
 }
 
 
@@ -197,7 +208,7 @@ class Blocks:
             parts = f"two tiles of {self.Br} × {self.Bc}"
         queries = "1 query" if self.Br == 1 else f"{self.Br} queries"
         keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
-        text = f"{self.stage}{', backward' * (self.direction != 'forward')}: Br = {queries} and Bc = {keys} per tile. "
+        text = f"{self.stage}{PASSES[self.direction]}: Br = {queries} and Bc = {keys} per tile. "
         text += f"Shared memory: {parts}, {self.shared_bytes:,} of {self.sram:,} B."
         if not self.tiling.rows:
             return text
@@ -214,7 +225,8 @@ class Blocks:
 def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", direction="forward"):
     """The tiles that `blocks=None` stands for -> Blocks, or None for a stage without tiles.
 
-    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward", "backward" or "atomic".
+    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward", "backward", "atomic" or
+    "split" (`split_kv`).
     rule: "fit" counts all that a stage keeps on chip; "paper" is line 1 of Algorithm 1 (line 2 of Algorithm 4),
     Bc = ⌈M/4d⌉ and Br = min(Bc, d) with M the elements that fit `sram`, which leaves S_ij out and so may not fit.
     TypeError or ValueError for an argument without a meaning.
@@ -264,6 +276,8 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
         sides = ()
     if len(sides) != 2 or (tiling.square and sides[0] != sides[1]):
         raise ValueError(f"blocks={blocks!r}: pass {_form(stage, tiling)}")
+    if direction == "split" and sides[0] != 1:
+        raise ValueError(f"blocks={blocks!r}: with split_kv a block has one query, so pass (1, Bc)")
     return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1), direction)
 
 
@@ -294,7 +308,7 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     if chosen.shared_bytes > STATIC_SHARED:
         also = f"; they are also {too_many}" if chosen.threads > THREADS else ""
         raise SharedMemoryError(
-            f"blocks={given!r}: the tiles of {stage!r}{', backward,' * (direction != 'forward')} in "
+            f"blocks={given!r}: the tiles of {stage!r}{PASSES[direction]}{',' * (direction != 'forward')} in "
             f"{np.dtype(dtype).name} with d = {d} need {chosen.shared_bytes:,} bytes of shared memory, and a block has "
             f"{STATIC_SHARED:,}{also}; {way_out}"
         )

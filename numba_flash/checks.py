@@ -48,6 +48,18 @@ def probability(name, value):
     return float(value)
 
 
+def check_split(stage, split_kv, most, block_mask):
+    """`split_kv` as an int. ValueError beyond `most`, for a stage that has no such kernel, and with a block mask."""
+    splits = integer("split_kv", split_kv, 1)
+    if splits > most:
+        raise ValueError(f"split_kv={splits} is too large: a CUDA grid holds {most:,}")
+    if stage != "flash2":
+        raise ValueError(f"split_kv={splits}: stage {stage!r} does not split the keys; pass stage='flash2'")
+    if block_mask is not None:
+        raise ValueError(f"split_kv={splits} and block_mask do not go together: leave one out")
+    return splits
+
+
 def check_sparse(stage):
     """ValueError where a stage takes no block mask."""
     if stage != "flash2":

@@ -10,7 +10,7 @@ from .checks import integer
 
 
 def local(Tr, Tc, width=1):
-    """The tiles around the diagonal: a tile of queries sees the keys of its own place, and `width` such tiles around."""
+    """The diagonal and what is near: a tile of queries sees the keys of its own place and of `width` places around."""
     i, j = _indices(Tr, Tc)
     width = integer("width", width)
     return ((i - width) * Tc < (j + 1) * Tr) & (j * Tr < (i + width + 1) * Tc)
@@ -24,7 +24,7 @@ def strided(Tr, Tc, stride=4):
 
 
 def butterfly(Tr, Tc):
-    """The pairs of places whose numbers, in binary, differ in no more than one digit: log2(T) + 1 of T places for each."""
+    """The pairs of places whose numbers, in binary, differ in at most one digit: log2(T) + 1 of T places for each."""
     i, j = _indices(Tr, Tc)
     places = min(Tr, Tc)
     return np.bitwise_count((i * places // max(Tr, 1)) ^ (j * places // max(Tc, 1))) <= 1

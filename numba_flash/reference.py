@@ -13,15 +13,12 @@ from . import dropout
 from .masks import to_dense
 
 
-def attention(q, k, v, scale=None, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, block_mask=None, blocks=None):
+def attention(q, k, v, scale=None, **masks):
     """Softmax attention, O = softmax(scale · Q Kᵀ) V, and the logarithm L of each row's sum.
 
     q: (N, d), (H, N, d) or (B, H, N, d). k, v: the same rank and batch, any length N_k, and as many heads as q or a
-    divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d. causal: query i sees
-    key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for four axes, True for a
-    key that is seen. dropout_p, seed: weights are multiplied by Z of `dropout.to_dense`, which leaves lse as it is.
-    block_mask: (⌈N/Br⌉, ⌈N_k/Bc⌉), True for a tile of `blocks` = (Br, Bc) that is seen. A row that sees no key has
-    out = 0 and lse = −∞.
+    divisor of that (GQA: head h of q uses head h // (H / H_kv) of k and v). scale: default 1/√d. masks: the keywords of
+    `weights`. A row that sees no key has out = 0 and lse = −∞.
     Returns (out, lse): out is shaped like q, lse like q without its last axis, L_i = log Σ_j exp(S_ij), natural
     logarithm, so that the rows of exp(S − L) sum to 1. Both are float64; complex input gives complex128 (and
     longdouble stays longdouble).
@@ -29,13 +26,11 @@ def attention(q, k, v, scale=None, *, causal=False, key_mask=None, dropout_p=0.0
     """
     Q, K, V = _at_least_float64(q, k, v)
     _check_shapes(Q, K, V)
-    P, L = _softmax(_masked(scores(Q, K, scale), causal, key_mask, block_mask, blocks))
-    return (P * _kept(P, dropout_p, seed)) @ _repeat_heads(V, Q), L
+    P, L, Z = weights(scores(Q, K, scale), **masks)
+    return (P * Z) @ _repeat_heads(V, Q), L
 
 
-def attention_backward(
-    q, k, v, dout, scale=None, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, block_mask=None, blocks=None
-):
+def attention_backward(q, k, v, dout, scale=None, **masks):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the formulas of Algorithm 4.
 
     dout: shaped like out; the rest as for `attention`. Returns (dq, dk, dv), shaped like q, k and v, float64 (or
@@ -49,8 +44,7 @@ def attention_backward(
     K, V = _repeat_heads(K, Q), _repeat_heads(V, Q)
     tau = _scale(Q, scale)
 
-    P, _ = _softmax(_masked(scores(Q, K, tau), causal, key_mask, block_mask, blocks))  # Alg. 4, l. 11–13
-    Z = _kept(P, dropout_p, seed)  # Alg. 4, l. 14
+    P, _, Z = weights(scores(Q, K, tau), **masks)  # Alg. 4, l. 11–14
     dV = _transpose(P * Z) @ dO  # Alg. 4, l. 15 and 16
     dP = dO @ _transpose(V) * Z  # Alg. 4, l. 17 and 18
     D = (dO * ((P * Z) @ V)).sum(axis=-1, keepdims=True)  # Alg. 4, l. 19: rowsum(dO ∘ O), the same as rowsum(P ∘ dP)
@@ -65,19 +59,20 @@ def scores(q, k, scale=None):
     return _scale(q, scale) * (q @ _transpose(_repeat_heads(k, q)))
 
 
-def _kept(P, dropout_p, seed):
-    """Z of dropout, shaped like P; 1 without it."""
+def weights(S, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, block_mask=None, blocks=None):
+    """The softmax of S (…, N, N_k) -> P, shaped like S, L without its last axis, and Z of dropout, to multiply P by.
+
+    causal: query i sees key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for
+    four axes, True for a key that is seen. block_mask: (⌈N/Br⌉, ⌈N_k/Bc⌉), True for a tile of `blocks` = (Br, Bc) that
+    is seen. dropout_p, seed: Z is that of `dropout.to_dense`, shaped like S, or 1 without dropout.
+    """
+    if causal or key_mask is not None or block_mask is not None:
+        seen = to_dense(*S.shape[-2:], causal, key_mask, block_mask, blocks)
+        S = np.where(seen[:, None] if seen.ndim == 3 else seen, S, -np.inf)
+    P, L = _softmax(S)
     if not dropout_p:
-        return 1
-    return dropout.to_dense(seed, dropout_p, math.prod(P.shape[:-2]), *P.shape[-2:]).reshape(P.shape)
-
-
-def _masked(S, causal, key_mask, block_mask, blocks):
-    """S with −∞ where a query does not see a key."""
-    if not causal and key_mask is None and block_mask is None:
-        return S
-    seen = to_dense(*S.shape[-2:], causal, key_mask, block_mask, blocks)
-    return np.where(seen[:, None] if seen.ndim == 3 else seen, S, -np.inf)
+        return P, L, 1
+    return P, L, dropout.to_dense(seed, dropout_p, math.prod(S.shape[:-2]), *S.shape[-2:]).reshape(S.shape)
 
 
 def _softmax(S):

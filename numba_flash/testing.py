@@ -155,13 +155,14 @@ def naive_bound(q, k, v, scale=None, dtype="float32"):
 
 
 def gradient_bounds(
-    q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dtype="float32", *, max_score=None, from_lse=False
+    q, k, v, dout, scale=None, naive_errors=(0.0, 0.0, 0.0), dtype="float32", *, max_score=None, from_lse=False, **masks
 ):
     """The largest |error| of dq, dk and dv that counts as exact -> {"dq": …, "dk": …, "dv": …}.
 
     A gradient is a sum that may cancel to nothing: where all keys are equal, dq = scale · dS K is 0, and what is left
     is the rounding of its terms. So an error is measured by the size A of the terms instead of that of the sum:
     Pᵀ|dO| for dv; with E = P ∘ (|dO||V|ᵀ + rowsum(P ∘ |dO||V|ᵀ)), |scale| · E|K| for dq and |scale| · Eᵀ|Q| for dk.
+    masks: the keywords of `reference.weights`, causal and so on; with dropout, |dO||V|ᵀ and P in dv are times Z.
 
     float32: 2 · naive_error + u · max A, with naive_error that of the stage `naive`, and u = 4 · eps as in `bound`.
     float64: u · max A with u = 1e-12 · max(1, max|S|), or max_score in place of max|S|.
@@ -179,15 +180,15 @@ def gradient_bounds(
     if dO.shape != Q.shape or len(naive_errors) != 3:
         raise ValueError(f"dout {dO.shape}, naive_errors {naive_errors!r}: give dout as q {Q.shape}, and three errors")
     S = reference.scores(Q, K, scale)
-    P, L = reference._softmax(S)
+    P, L, Z = reference.weights(S, **masks)
     V, K_shape, V_shape = reference._repeat_heads(V, Q), K.shape, V.shape
-    terms = np.abs(dO) @ reference._transpose(np.abs(V))
+    terms = np.abs(dO) @ reference._transpose(np.abs(V)) * Z
     E = P * (terms + (P * terms).sum(axis=-1, keepdims=True))
     tau = abs(reference._scale(Q, scale))
     sizes = {
         "dq": tau * (E @ np.abs(reference._repeat_heads(K, Q))),
         "dk": tau * reference._sum_heads(reference._transpose(E) @ np.abs(Q), K_shape),
-        "dv": reference._sum_heads(reference._transpose(P) @ np.abs(dO), V_shape),
+        "dv": reference._sum_heads(reference._transpose(P * Z) @ np.abs(dO), V_shape),
     }
     eps = np.finfo(_checked(dtype)).eps
     if max_score is None:

@@ -17,13 +17,14 @@ from ..checks import (
     boolean_tiles,
     check_deterministic,
     check_sparse,
+    check_split,
     check_stage,
     integer,
     itemsize,
     probability,
     truth,
 )
-from ..engine.model import STATIC_SHARED
+from ..engine.model import GRID_YZ, STATIC_SHARED
 from ..masks import rows_with_keys
 from .ledger import Bill, Count
 
@@ -53,6 +54,7 @@ class Problem:
     causal: bool = False
     masked: bool = False
     dropped: bool = False
+    splits: int = 0
 
     @property
     def pairs(self):
@@ -335,6 +337,8 @@ def flash2(p):
     N, d = p.N, p.d
     Br, Bc = p.blocks
     keys, scores = p.keys_of_tiles(Br)
+    if p.splits:
+        return flash2_split(p)
 
     def flops():
         steps, rescaled = flash2_steps(p, Br, Bc)
@@ -343,6 +347,39 @@ def flash2(p):
 
     loads = {"Q": N * d, "K": keys * d, "V": keys * d, **p.mask, **p.block_mask(Br, keys=Bc)}
     return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
+
+
+def flash2_split(p):
+    """Blocks that share the keys of a query, each in tiles of Bc; and one thread per element of O to merge their parts.
+
+    A score: two products of d, scale, subtract, exp, and for each of Bc threads a max and a sum; a tile: O rescaled, d,
+    and l and its factor, 1 + 2 for each of Bc threads, of which the factor is not needed at the first; a split with
+    keys: O divided, d, and L formed, 2.
+    """
+    N, N_k, d, n = p.N, p.N_k, p.d, p.splits
+    Bc = p.blocks[1]
+
+    def parts(size):
+        """The parts of `size` keys that a query sees something of, summed over the queries."""
+        if not p.causal:
+            return N * tiles(N_k, size)
+        return sum(tiles(min(keys, N_k), size) for keys in range(max(N_k - N + 1, 0), N_k + 1))
+
+    def flops():
+        steps, used = parts(Bc), parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
+        scores = p.pairs * (2 * d + 3 + 2 * Bc + d * (2 + p.drops))
+        return scores + steps * (d + Bc) + 2 * Bc * (steps - used) + used * (d + 2)
+
+    def merging():
+        used = parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
+        return 4 * n * N * d + 2 * d * used + p.rows * (d + 2)
+
+    loads = {"Q": n * N * d, "K": p.pairs * d, "V": p.pairs * d, **p.mask}
+    merge = {"O_s": n * N * d, "L_s": 2 * n * N * d}
+    return {
+        "flash2_split": Kernel(loads, {"O_s": n * N * d, "L_s": n * N}, flops),
+        "merge_splits": Kernel(merge, {"O": N * d, "L": N}, merging),
+    }
 
 
 def flash2_steps(p, Br, Bc):
@@ -474,7 +511,7 @@ def flash2_backward(p):
     """
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     Br, Bc = p.blocks
-    step = stream(Br) if p.deterministic else Br
+    step = stream(Br)
     rows, by_keys = p.queries_of_tiles(Bc, step)
     passing, by_queries = p.keys_of_tiles(Br)
     stores = {"dK": keys, "dV": keys}
@@ -525,6 +562,7 @@ def predict(
     key_mask=False,
     dropout_p=0.0,
     block_mask=None,
+    split_kv=None,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -540,8 +578,9 @@ def predict(
     hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
 
-    causal, dropout_p and block_mask as in `attention`; key_mask: whether there is one. (For a key that is hidden the
-    bill is the same, and `flops` counts its weight as if it were seen.) To draw Z is work on integers, and no FLOP.
+    causal, dropout_p, block_mask and split_kv as in `attention`; key_mask: whether there is one. (For a key that is
+    hidden the bill is the same, and `flops` counts its weight as if it were seen.) To draw Z is work on integers, and
+    no FLOP.
 
     direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,
@@ -551,7 +590,7 @@ def predict(
     TypeError or ValueError for an argument that has no meaning: it names the argument, its value and the way out.
     Source: Dao et al. 2022, arXiv:2205.14135, Algorithms 0, 1, 3 and 4; Dao 2023, arXiv:2307.08691, Algorithms 1 and 2.
     """
-    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask)
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask, split_kv)
     return _bill(*_problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic))
 
 
@@ -568,6 +607,7 @@ def flops(
     key_mask=False,
     dropout_p=0.0,
     block_mask=None,
+    split_kv=None,
     direction="forward",
     dtype="float32",
     blocks=None,
@@ -576,7 +616,7 @@ def flops(
     deterministic=True,
 ):
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
-    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask)
+    sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask, split_kv)
     kernels, p = _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic)
     work = (kernel.flops() if callable(kernel.flops) else kernel.flops for kernel in kernels.values())
     return int(p.heads * sum(work))
@@ -633,7 +673,7 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
     check_stage(stage, _FORMS["forward"])
     if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise ValueError(f"direction={direction!r} is unknown: pass {', '.join(map(repr, DIRECTIONS))}")
-    causal, key_mask, dropout_p, block_mask = masks
+    causal, key_mask, dropout_p, block_mask, split_kv = masks
     flags = {"return_lse": return_lse, "deterministic": deterministic, "causal": causal, "key_mask": key_mask}
     for name, flag in flags.items():
         truth(name, flag)
@@ -649,12 +689,15 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             f"heads={heads} is no multiple of kv_heads={kv_heads}: each key head serves equally many heads"
         )
 
+    splits = 0 if split_kv is None else check_split(stage, split_kv, GRID_YZ, block_mask)
+    if splits and direction != "forward":
+        raise ValueError(f"split_kv={splits} is for direction='forward', not {direction!r}: leave it out")
     if block_mask is not None:
         check_sparse(stage)
         blocks = choose_blocks(stage, d=d, dtype=dtype, sram=sram) if blocks is None else blocks
 
     def problem(direction, blocks):
-        tiling = "atomic" if direction == "backward" and not deterministic else direction
+        tiling = "split" if splits else "atomic" if direction == "backward" and not deterministic else direction
         sides = check_blocks(stage, blocks, d=d, dtype=dtype, sram=sram, direction=tiling)
         visited = None if block_mask is None else boolean_tiles(block_mask, sides, n, n_k)
         return (Problem if visited is None or 0 in visited.shape else partial(SparseProblem, visited=visited))(
@@ -670,6 +713,7 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             causal=bool(causal),
             masked=bool(key_mask),
             dropped=dropped,
+            splits=splits,
         )
 
     if direction == "both":  # square tiles serve both passes

@@ -23,11 +23,13 @@ def launch_if_any(kernel, grid, block, *args, device=None):
 class Stage:
     """One rung: its name, a title, what it deletes from the bill of the rung before, and where the paper has it.
 
-    All functions take and return arrays on the device.
-    forward(Q, K, V, scale, *, blocks, return_lse, device) -> O and L or None.
-    backward(Q, K, V, dO, scale, *, O, L, blocks, device) -> dQ, dK, dV; without O and L it runs the forward pass and
-    keeps of it what its algorithm wants. backward_atomic: the same with atomics, or None where the stage has no such
-    variant.
+    All functions take and return arrays on the device; a Mask says what is left out and what is dropped.
+    forward(Q, K, V, scale, *, mask, blocks, return_lse, device) -> O and L or None.
+    backward(Q, K, V, dO, scale, *, O, L, mask, blocks, device) -> dQ, dK, dV; without O and L it runs the forward pass
+    and keeps of it what its algorithm wants. backward_atomic: the same with atomics, or None where the stage has no
+    such variant.
+    forward_split(Q, K, V, scale, splits, *, mask, blocks, device) -> O and L, by several blocks for the keys of one
+    query, or None.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Stage:
     forward: Callable
     backward: Callable
     backward_atomic: Callable | None = None
+    forward_split: Callable | None = None
 
 
 def _ladder():
@@ -44,6 +47,7 @@ def _ladder():
         flash,
         flash2,
         flash2_backward,
+        flash2_split,
         flash_backward,
         naive,
         naive_backward,
@@ -95,6 +99,7 @@ def _ladder():
             flash2.forward,
             flash2_backward.backward,
             atomic.backward,
+            flash2_split.forward,
         ),
     )
 
