@@ -18,7 +18,7 @@ import pytest
 from numba import cuda, float32
 
 import numba_flash as nf
-from numba_flash import lesson, report
+from numba_flash import dropout, lesson, report
 from numba_flash.hbm.ledger import Bill
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,7 +94,7 @@ def short(name):
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
     assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
-    assert LESSONS[8:] == ["08_masks.py"]
+    assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py"]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------
@@ -254,6 +254,59 @@ def test_the_masks(tmp_path):
     assert re.search(r"^ +/ / \. \.", out, re.MULTILINE)
 
 
+def test_dropout(tmp_path):
+    flags = "--n", "100", "--d", "16", "--heads", "2", "--blocks", "16,8", "--drop", "30", "--seed", "5"
+    found, out = figures("09_dropout.py", tmp_path, *flags)
+    assert all(map(counted_is_predicted, found["bills"].values()))
+    added = Bill.from_json(json.dumps(found["bills"]["naive, dropout"]["counted"]))
+    assert list(added.kernels) == ["dropout", "dropout_backward"]
+    assert (added.elements, added.total_bytes) == (6 * 2 * 100**2, 18 * 2 * 100**2)
+    assert len(re.findall(r"error of (?:out|d[qkv]) against float64 .* exact$", out, re.MULTILINE)) == 4
+    assert found["drop"] == 30 and found["mean of Z"] == pytest.approx(dropout.to_dense(5, 0.3, 2, 100, 100).mean())
+    same = re.findall(r"^ (naive|tiled|online_softmax|flash2?) +(?:-|\d+ × \d+) +(\d+) +(\d+)$", out, re.MULTILINE)
+    assert [stage for stage, *_ in same] == ["naive", "tiled", "online_softmax", "flash", "flash2", "flash2"]
+    assert {figure for _, *differ in same for figure in differ} == {"0"}
+    assert "L is the same bit for bit." in out
+    picture = [line.split()[0] for line in out.splitlines() if re.fullmatch(r" [■·]{16} +[■·]{16} +[■·]{16}", line)]
+    Z = dropout.to_dense(5, 0.3, 1, 16, 16)[0]
+    assert picture == ["".join("■" if z else "·" for z in row) for row in Z]
+
+
+@pytest.mark.parametrize("blocks", [("--blocks", "16,8"), ("--blocks", "8,12"), ()], ids=" ".join)
+def test_block_sparse(tmp_path, blocks):
+    found, out = figures("10_block_sparse.py", tmp_path, "--n", "100", "--d", "16", "--heads", "2", *blocks)
+    assert list(found["bills"]) == ["local", "local, step"]
+    assert all(map(counted_is_predicted, found["bills"].values()))
+    assert len(re.findall(r"error of (?:out|d[qkv]) against float64 .* exact$", out, re.MULTILINE)) == 4
+    assert all(found[f"{name}, away from dense"] > 0.1 for name in ("local", "strided", "butterfly"))
+    Br, Bc = (int(side) for side in blocks[1].split(",")) if blocks else (13, 13)  # an eighth of N
+    Tr, Tc = -(-100 // Br), -(-100 // Bc)
+    loads = found["bills"]["local"]["counted"]["kernels"]["flash2"]
+    assert loads["block_mask"]["loads"] == 2 * Tr * Br * Tc
+    keys = np.repeat(nf.patterns.local(Tr, Tc), Bc, axis=1)[:, :100].sum()
+    assert loads["K"]["loads"] == loads["V"]["loads"] == 2 * 16 * keys
+
+
+def test_the_traffic_of_block_sparse_is_linear(tmp_path):
+    """Each line of the fit, and its two lines by the closed forms."""
+    found, out = figures("10_block_sparse.py", tmp_path, *SHORT)
+    rows = re.findall(r"^ (\d\.\d) +([\d,]+) +([\d,]+) +(\S+) +([\d,]+) +([\d,]+) +(\S+)$", out, re.MULTILINE)
+    assert [row[0] for row in rows] == [f"{tenth / 10:.1f}" for tenth in range(1, 11)]
+    none, all_ = np.zeros((20, 20), bool), np.ones((20, 20), bool)
+    for to, direction in enumerate(("forward", "both")):
+        start, end = (
+            nf.predict("flash2", n=320, d=64, blocks=(16, 16), block_mask=mask, direction=direction).elements
+            for mask in (none, all_)
+        )
+        assert found["lines"][to] == pytest.approx([start, end - start])
+        for s, *figured in rows:
+            counted, fitted, residual = figured[3 * to : 3 * to + 3]
+            assert counted == fitted == f"{start + round(float(s) * 400) * (end - start) // 400:,}" and residual == "0"
+    paper = re.findall(r"^ 0\.\d +(\d+\.\d) +(0\.\d+) +\d+\.\d +(0\.\d+)$", out, re.MULTILINE)
+    assert [float(ms) for ms, *_ in paper] == [27.2, 43.4, 60.3, 81.2, 99.4, 117.0, 135.6, 155.6, 175.6]
+    assert all(abs(float(theirs) - float(ours)) < 0.02 for _, theirs, ours in paper)
+
+
 def test_the_four_claims(tmp_path):
     found, out = figures("06_what_it_is_not.py", tmp_path, "--n", "512", "--d", "16", "--sram", "20000")
     assert found["sram"] == 20000 and "19.53 KiB" in out
@@ -363,6 +416,9 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
         ("05_flash.py", "--blocks", "64,65", "49,920 bytes of shared memory"),
         ("05_flash.py", "--blocks", "342,8", "342 threads of up to 255 registers"),
         ("06_what_it_is_not.py", "--sram", "4095", "whole number from 4,096 to 16,777,216"),
+        ("09_dropout.py", "--drop", "4", "whole number from 5 to 95"),
+        ("09_dropout.py", "--drop", "0.1", "whole number from 5 to 95"),
+        ("10_block_sparse.py", "--blocks", "342,8", "342 threads of up to 255 registers"),
         ("06_what_it_is_not.py", "--sram", "48K", "whole number from 4,096 to 16,777,216"),
     ],
 )
