@@ -11,6 +11,7 @@ from numba import float32, float64
 import numba_flash as nf
 from numba_flash import lesson, reference, report
 from numba_flash.blocks import tiles
+from numba_flash.dropout import make_keep
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.masks import make_weight
@@ -238,9 +239,9 @@ this.source(online_softmax.make_statistics(float32), "m_i = real", "l[h, i]")
 this.text("""
 This stage carries m and l along, and not O: it stops halfway, so that the next step is small. With m and l known,
 `output` passes over S a second time. It is the tiled product of lesson 03, except that it reads S and forms a
-tile of P on the way, in shared memory. P never reaches HBM:
+tile of P on the way, in shared memory. P never reaches HBM. (`keep` is for dropout, lesson 09; without it, it is 1.)
 """)
-this.source(online_softmax.make_output(T, float32), "P_ij = cuda", "O[h, row")
+this.source(online_softmax.make_output(T, float32, make_keep(float32, 0)), "P_ij = cuda", "O[h, row")
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")

@@ -129,12 +129,13 @@ this.show(report.table(["line", "what it says"], [
     ["24", "store dK_j, dV_j"],
 ]), "")
 this.text(f"""
-(rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, in later
-lessons.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and rows of its own of dK_j and dV_j.
+(rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, lessons 08
+and 09: here every pair is allowed, and z is 1.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile,
+c, and rows of its own of dK_j and dV_j.
 The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
 before these lines:
 """)
-kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first)
+kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first(), none.keep(float32))
 this.source(kernel, "if j + c", "nobody still reads")
 this.text("""
 dK_j and dV_j are sums over queries, which one thread meets one by one. (The scale of line 22 is left to the end: dK_j
@@ -201,13 +202,14 @@ comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
 
 The loop of backward_dQ:
 """)
-this.source(flash2_backward.make_dQ(Br, STREAM, d, float32, none.allowed, none.seen), "if i < N:", "Alg. 2, l. 15")
+functions = none.allowed, none.seen, none.visited, none.keep(float32)
+this.source(flash2_backward.make_dQ(Br, STREAM, d, float32, *functions), "if i < N:", "Alg. 2, l. 15")
 predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks, direction="both")
 this.bill("flash2", bills["flash2"], predicted=predicted2, **yardstick, below=errors["flash2"])
 this.text(f"""
 S, P and dP are computed in both kernels: 4 products in the first, 3 in the second, 7 in all. What passes by, in tiles
-of {STREAM} rows, is read once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V. How many
-rows pass by at a time makes no difference to the bill.
+of up to {STREAM} rows, is read once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V. How
+many rows pass by at a time makes no difference to the bill.
 """)
 
 # %% FLOPs up, bytes down.

@@ -13,11 +13,11 @@ from numba_flash.stages import flash2
 
 this = lesson.start("10 · block-sparse", stage="flash2", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
-fit = [choose_blocks("flash2", d=d, direction=part) for part in ("forward", "backward")]
+fit = choose_blocks("flash2", d=d, direction="both")
 
 
 def sides_for(n):
-    return this.blocks or tuple(min(tiles(n, 8), *side) for side in zip(*fit))  # for both passes, and not too few
+    return this.blocks or tuple(min(tiles(n, 8), side) for side in fit)  # for both passes, and not too few
 
 
 Br, Bc = sides = sides_for(N)

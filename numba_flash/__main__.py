@@ -33,6 +33,7 @@ from .attention import MAX_D
 from .blocks import check_blocks, fitting_blocks
 from .checks import DTYPES
 from .engine.launch import DEVICES, refuse_if_too_large
+from .engine.model import GRID_YZ
 from .errors import KernelError
 from .hbm.predict import DIRECTIONS, algorithm0
 
@@ -97,6 +98,10 @@ def make_parser():
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
     sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")
     sub.add_argument("--causal", action="store_true", help="query i sees key j where j <= i + N_k - N")
+    what = "drop weights with probability P, from 0 to below 1 (default: %(default)s)"
+    sub.add_argument("--dropout", type=float, default=0.0, metavar="P", help=what)
+    what = "forward: flash2 with S blocks that share the keys of each query, for decoding"
+    sub.add_argument("--split-kv", type=number(1, GRID_YZ), metavar="S", help=what)
     sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
@@ -222,7 +227,7 @@ def bill(flags):
         flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
     more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse", "causal")}
-    more["deterministic"] = not flags.atomics
+    more |= {"deterministic": not flags.atomics, "dropout_p": flags.dropout, "split_kv": flags.split_kv}
     if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
         raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
     if flags.return_lse and flags.direction != "forward":
@@ -240,8 +245,8 @@ def bill(flags):
         place = device(flags.device).name
         refuse_scores(flags, place)
         counted, results, inputs = count(flags, place)
-        if part == "forward":
-            error, naive, limit = errors(flags.stage, results, *inputs, place, flags.causal)
+        if flags.direction == "forward":
+            error, naive, limit = errors(flags, results, *inputs, place)
             below, right = report.error_line(error, naive=naive, bound=limit), error <= limit
             figures |= {"error": error, "naive_error": naive, "bound": limit}
         else:
@@ -263,6 +268,8 @@ def bill(flags):
 
 def tiled_pass(flags):
     """The pass whose tiles --blocks gives, as `blocks` names them."""
+    if flags.split_kv:
+        return "split"
     return "forward" if flags.direction == "forward" else "atomic" if flags.atomics else "backward"
 
 
@@ -274,8 +281,9 @@ def facts(flags):
     tiles = check_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=tiled_pass(flags))
     tile = "" if tiles is None else f", T = {tiles.Br}" if tiles.square else f", Br = {tiles.Br}, Bc = {tiles.Bc}"
     passes = {"forward": "", "backward": ", backward", "both": ", both passes"}[flags.direction]
-    causal = ", causal" * flags.causal
-    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{causal}{passes}"
+    more = ", causal" * flags.causal + f", dropout {flags.dropout:g}" * (flags.dropout > 0)
+    more += f", {flags.split_kv} splits" if flags.split_kv else ""
+    return f"N = {flags.n:,}{keys}, d = {flags.d}, {flags.dtype}, {batch}{heads}{shared}{tile}{more}{passes}"
 
 
 def refuse_scores(flags, place):
@@ -292,10 +300,10 @@ def count(flags, place):
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
-    how = {"stage": flags.stage, "scale": scale, "causal": flags.causal, "device": place}
+    how = {"stage": flags.stage, "scale": scale, "device": place, **masks(flags)}
     if flags.direction == "forward":
         with ledger() as counted:
-            out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, **how)
+            out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, split_kv=flags.split_kv, **how)
         return counted, out[0] if flags.return_lse else out, (q, k, v, scale)
     dout = np.random.default_rng(flags.seed + 1).standard_normal(q.shape, q.dtype)
     out, lse = attention(q, k, v, return_lse=True, **how) if flags.direction == "backward" else (None, None)
@@ -306,12 +314,17 @@ def count(flags, place):
     return counted, gradients, (q, k, v, dout, scale)
 
 
+def masks(flags):
+    """What the flags hide and drop, as keywords."""
+    return {"causal": flags.causal, "dropout_p": flags.dropout, "seed": flags.seed}
+
+
 def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
     single = q.dtype == np.float32
     naive = ours if single else None
     if single and flags.stage != "naive":
-        how = {"stage": "naive", "scale": scale, "causal": flags.causal, "device": place}
+        how = {"stage": "naive", "scale": scale, "device": place, **masks(flags)}
         kept = {}
         if flags.direction == "backward":
             kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
@@ -322,13 +335,14 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     for b, g in np.ndindex(k.shape[:2]):
         heads, of = np.s_[b, g * group : (g + 1) * group], np.s_[b, g : g + 1]
         part = q[heads], k[of], v[of], dout[heads]
-        truth = reference.attention_backward(*part, scale, causal=flags.causal)
+        how = masks(flags) | {"first": (b * q.shape[1] + g * group, 0)}
+        truth = reference.attention_backward(*part, scale, **how)
         places = heads, of, of
         error, own = (
             [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
             for results in (ours, naive or ours)
         )
-        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse).values()
+        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse, **how).values()
         for name, *found in zip(worst, error, own, limits, strict=True):
             worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
     return {
@@ -337,20 +351,20 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     }
 
 
-def errors(stage, out, q, k, v, scale, place, causal=False):
+def errors(flags, out, q, k, v, scale, place):
     """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
     single = q.dtype == np.float32
     naive = None
-    if single and stage != "naive":
-        naive = attention(q, k, v, stage="naive", scale=scale, causal=causal, device=place)
+    if single and flags.stage != "naive":
+        naive = attention(q, k, v, stage="naive", scale=scale, device=place, **masks(flags))
     rows = max(1, SCORES_AT_ONCE // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     worst = np.zeros(5)  # NaN stays NaN in np.maximum
     for i in range(0, q.shape[2], rows):
         part, at = q[:, :, i : i + rows], np.s_[:, :, i : i + rows]
-        end = max(0, i + part.shape[2] + k.shape[2] - q.shape[2]) if causal else k.shape[2]  # the keys they see
-        O = reference.attention(part, k[:, :, :end], v[:, :, :end], scale, causal=causal)[0]
+        end = max(0, i + part.shape[2] + k.shape[2] - q.shape[2]) if flags.causal else k.shape[2]  # the keys they see
+        O = reference.attention(part, k[:, :, :end], v[:, :, :end], scale, **masks(flags), first=(0, i))[0]
         S = 0 if single else reference.scores(part, k, scale)
-        derived = exactness.naive_bound(part, k, v, scale) if single and naive is None else 0
+        derived = exactness.naive_bound(part, k, v, scale) / (1 - flags.dropout) if single and naive is None else 0
         off = 0 if naive is None else naive[at] - O
         worst = np.maximum(worst, [np.abs(x).max(initial=0) for x in (out[at] - O, off, O, S, np.asarray(derived))])
     error, own, largest, max_score, derived = map(float, worst)

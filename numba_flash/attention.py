@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import fitting_blocks, stream
+from .blocks import choose_blocks, fitting_blocks, stream
 from .checks import (
     boolean_tiles,
     check_deterministic,
@@ -25,6 +25,7 @@ from .engine import launch as engine
 from .engine import model
 from .masks import no_mask, rows_with_keys
 from .stages import STAGES
+from .stages.naive import SIDE
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 MAX_D = 256  # features a head
@@ -57,7 +58,8 @@ def attention(
     key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package (PyTorch's is_causal is
     aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a key with False is seen by
     no query. block_mask (flash2 alone): booleans (⌈N/Br⌉, ⌈N_k/Bc⌉) for blocks=(Br, Bc), the same for all heads; a
-    tile with False is not computed (`numba_flash.patterns` has some ready-made). A row that sees no key has out = 0 and
+    tile with False is not computed (`numba_flash.patterns` has some ready-made). Its tiles are by default
+    choose_blocks("flash2", d=d, dtype=dtype, direction="both"). A row that sees no key has out = 0 and
     lse = −∞. dropout_p: the probability, 0 or more and below 1, that a weight is dropped; the others are multiplied by
     1 / (1 − dropout_p). Which ones depends on seed (below 2⁶⁴), head, query and key alone, not on stage, blocks or
     device; lse is that without dropout. split_kv (flash2 alone): how many blocks share the keys of each query, whose
@@ -87,7 +89,10 @@ def attention(
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
     splits = split_kv if split_kv is None else check_split(stage, split_kv, model.GRID_YZ, block_mask)
+    if block_mask is not None and blocks is None:
+        blocks = tuple(choose_blocks(stage, d=d, dtype=dtype, direction="both"))
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="split" if splits else "forward")
+    _check_grid(stage, blocks, {"q": N})
     truth("return_lse", return_lse)
     place = engine.device(device).name
     operands = _at(place, operands)
@@ -165,9 +170,11 @@ def attention_backward(
     check_deterministic(stage, truth("deterministic", deterministic))
     sides = None
     if block_mask is not None:
+        blocks = blocks if blocks is not None else tuple(choose_blocks(stage, d=d, dtype=dtype, direction="both"))
         sides = fitting_blocks(stage, blocks, d=d, dtype=dtype)
         blocks = tuple(sides) if deterministic else (stream(sides.Br), sides.Bc)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
+    _check_grid(stage, blocks, {"q": N, "k": N_k})
     place = engine.device(device).name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
@@ -209,7 +216,7 @@ def _operands(arrays):
     return operands
 
 
-def _operand(name, x):
+def _operand(name, x, example="np.float32"):
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, whose mask attention would ignore: pass {name}.filled(0), or a part of it"
@@ -223,7 +230,7 @@ def _operand(name, x):
         return _Operand(name, x, tuple(x.shape), x.dtype, True)
     raise TypeError(
         f"{name}={reprlib.repr(x)} is a {type(x).__name__}: pass a NumPy array, for example "
-        f"np.asarray({name}, dtype=np.float32), or an array in GPU memory"
+        f"np.asarray({name}, dtype={example}), or an array in GPU memory"
     )
 
 
@@ -283,7 +290,7 @@ def _mask(causal, key_mask, q, N_k, place):
     truth("causal", causal)
     if key_mask is None:
         return replace(no_mask(place), causal=bool(causal))
-    keys = _operand("key_mask", key_mask)
+    keys = _operand("key_mask", key_mask, "bool")
     B = q.shape[0] if len(q.shape) == 4 else 1
     shape = (B, N_k) if len(q.shape) == 4 else (N_k,)
     if keys.dtype != np.bool_:
@@ -292,8 +299,15 @@ def _mask(causal, key_mask, q, N_k, place):
         raise ValueError(f"key_mask has shape {keys.shape}: with q {q.shape} and {N_k} keys it must be {shape}")
     if N_k == 0:
         return replace(no_mask(place), causal=bool(causal))
-    rows = engine.to_host(keys.array).reshape(B, N_k).astype(np.uint8)
-    return replace(no_mask(place), causal=bool(causal), keys=engine.to_device(rows, place), masked=True)
+    return replace(no_mask(place), causal=bool(causal), keys=_bytes(keys, (B, N_k), place), masked=True)
+
+
+def _bytes(mask, shape, place):
+    """A boolean operand as kernels see it, one byte each; what is contiguous on the device is not copied."""
+    if not mask.on_device:
+        return engine.to_device(np.ascontiguousarray(mask.array).view(np.uint8).reshape(shape), place)
+    _check_place(mask, place)
+    return _as_heads(mask._replace(array=_numba_array(mask.array)), place, columns=0).view(np.uint8)
 
 
 def _dropping(mask, dropout_p, seed):
@@ -307,10 +321,11 @@ def _sparse(mask, block_mask, blocks, N, N_k, place):
     """The mask with tiles that are left out."""
     if block_mask is None:
         return mask
-    block_mask = engine.to_host(boolean_tiles(_operand("block_mask", block_mask).array, blocks, N, N_k))
-    if 0 in block_mask.shape:
+    given = _operand("block_mask", block_mask, "bool")
+    boolean_tiles(given, blocks, N, N_k)
+    if 0 in given.shape:
         return mask
-    return replace(mask, blocks=engine.to_device(block_mask.astype(np.uint8), place), sides=tuple(blocks))
+    return replace(mask, blocks=_bytes(given, given.shape, place), sides=tuple(blocks))
 
 
 def _check_lse(lse, mask, N, N_k):
@@ -330,6 +345,19 @@ def _check_lse(lse, mask, N, N_k):
             f"lse{list(at)} is {values[at]}, and {has}: pass what attention(..., return_lse=True) gave for this q, k, "
             "v, scale and mask, and look for NaN, infinities, or scores that overflow"
         )
+
+
+def _check_grid(stage, blocks, lengths):
+    """ValueError where a stage with tiles of scores needs more of them in one direction than a grid has blocks."""
+    if stage.startswith("flash"):
+        return
+    side = blocks.Br if blocks else SIDE
+    for name, length in lengths.items():
+        if length > side * model.GRID_YZ:
+            raise ValueError(
+                f"{name} has length {length:,}: stage {stage!r} reaches {side * model.GRID_YZ:,} of them, with "
+                f"{model.GRID_YZ:,} blocks of {side}; pass stage='flash2', or a part of {name}"
+            )
 
 
 def _check_heads(q, k):
@@ -382,11 +410,7 @@ def _at(place, operands):
     """The operands, checked to be where `place` can use them; arrays in device memory as Numba's device arrays."""
     q = operands[0]
     for operand in operands:
-        if operand.on_device and place == "cpu":
-            raise TypeError(
-                f"{operand.name} is in GPU memory, but the kernels run on the CPU: copy it first, "
-                f"numba_flash.to_host({operand.name}), or pass device='gpu'"
-            )
+        _check_place(operand, place)
         if operand.on_device != q.on_device:
             where = {True: "in GPU memory", False: "a NumPy array"}
             raise TypeError(
@@ -397,6 +421,14 @@ def _at(place, operands):
         operands = [operand._replace(array=_numba_array(operand.array)) for operand in operands]
     _check_memory(place, operands)
     return operands
+
+
+def _check_place(operand, place):
+    if operand.on_device and place == "cpu":
+        raise TypeError(
+            f"{operand.name} is in GPU memory, but the kernels run on the CPU: copy it first, "
+            f"numba_flash.to_host({operand.name}), or pass device='gpu'"
+        )
 
 
 def _numba_array(x):

@@ -6,7 +6,7 @@ device is the one that `engine.model` describes.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ def stream(T):
     return max(rows for rows in range(1, STREAM + 1) if T % rows == 0)
 
 
+DIRECTIONS = "forward", "backward"
 PASSES = {"forward": "", "backward": ", backward", "atomic": ", backward", "split": ", split"}
 
 
@@ -225,12 +226,17 @@ class Blocks:
 def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", direction="forward"):
     """The tiles that `blocks=None` stands for -> Blocks, or None for a stage without tiles.
 
-    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward", "backward", "atomic" or
-    "split" (`split_kv`).
+    d columns a head; `sram` bytes of shared memory for a block of threads; direction "forward", "backward", "atomic",
+    "split" (`split_kv`), or "both": what fits forward and backward, which a block mask goes by.
     rule: "fit" counts all that a stage keeps on chip; "paper" is line 1 of Algorithm 1 (line 2 of Algorithm 4),
     Bc = ⌈M/4d⌉ and Br = min(Bc, d) with M the elements that fit `sram`, which leaves S_ij out and so may not fit.
     TypeError or ValueError for an argument without a meaning.
     """
+    if direction == "both":
+        one, other = (
+            choose_blocks(stage, d=d, dtype=dtype, sram=sram, rule=rule, direction=part) for part in DIRECTIONS
+        )
+        return one and replace(one, Br=min(one.Br, other.Br), Bc=min(one.Bc, other.Bc))
     tiling = _tiling(stage, direction)
     d, sram, size = integer("d", d, 1), integer("sram", sram, 1), itemsize(dtype)
     if rule not in ("fit", "paper"):

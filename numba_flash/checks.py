@@ -67,7 +67,7 @@ def check_sparse(stage):
 
 
 def boolean_tiles(block_mask, blocks, N, N_k):
-    """`block_mask` in NumPy, (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
+    """`block_mask`, an array (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
     if not hasattr(block_mask, "dtype"):
         what = type(block_mask).__name__
         raise TypeError(f"block_mask={reprlib.repr(block_mask)} is a {what}: pass a NumPy array of booleans")

@@ -53,8 +53,12 @@ def make_keep(real, dropped):
     return keep
 
 
-def to_dense(seed, p_drop, H, N, N_k):
-    """Z in NumPy, (H, N, N_k) float64: 0 for a weight that is dropped, 1 / (1 − p_drop) for one that is kept."""
+def to_dense(seed, p_drop, H, N, N_k, first=(0, 0)):
+    """Z in NumPy, (H, N, N_k) float64: 0 for a weight that is dropped, 1 / (1 − p_drop) for one that is kept.
+
+    first: the head and the query that it begins with.
+    """
     h, i, j = (index.astype(np.uint64) for index in np.indices((H, N, N_k), sparse=True))
+    h, i = h + np.uint64(first[0]), i + np.uint64(first[1])
     words = philox(i, j, h, np.uint64(0), np.uint64(seed))[0]
     return np.where(words >= np.uint64(p_drop * WORDS), 1 / (1 - p_drop), 0.0)

@@ -263,8 +263,8 @@ class Lesson:
         """Print a small bill without the ledger's convention below it, and keep it."""
         self.keep_bill(name, counted, predicted)
         rows = [
-            [f"{tensor} {kind}", *(getattr(bill[tensor], kind) for bill in (predicted, counted))]
-            for tensors in counted.kernels.values() for tensor in tensors for kind in KINDS
+            [f"{tensor} {kind}", *(getattr(bill.kernels[kernel][tensor], kind) for bill in (predicted, counted))]
+            for kernel, tensors in counted.kernels.items() for tensor in tensors for kind in KINDS
         ]  # fmt: skip
         rows = [[*row, row[2] - row[1]] for row in rows if any(row[1:])]
         self.show(report.table([name, "predicted", "counted", "difference"], rows), "")

@@ -59,12 +59,12 @@ def scores(q, k, scale=None):
     return _scale(q, scale) * (q @ _transpose(_repeat_heads(k, q)))
 
 
-def weights(S, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, block_mask=None, blocks=None):
+def weights(S, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, first=(0, 0), block_mask=None, blocks=None):
     """The softmax of S (…, N, N_k) -> P, shaped like S, L without its last axis, and Z of dropout, to multiply P by.
 
     causal: query i sees key j where j ≤ i + N_k − N, aligned at the bottom right. key_mask: (N_k,), or (B, N_k) for
     four axes, True for a key that is seen. block_mask: (⌈N/Br⌉, ⌈N_k/Bc⌉), True for a tile of `blocks` = (Br, Bc) that
-    is seen. dropout_p, seed: Z is that of `dropout.to_dense`, shaped like S, or 1 without dropout.
+    is seen. dropout_p, seed, first: Z is that of `dropout.to_dense`, shaped like S, or 1 without dropout.
     """
     if causal or key_mask is not None or block_mask is not None:
         seen = to_dense(*S.shape[-2:], causal, key_mask, block_mask, blocks)
@@ -72,7 +72,7 @@ def weights(S, *, causal=False, key_mask=None, dropout_p=0.0, seed=0, block_mask
     P, L = _softmax(S)
     if not dropout_p:
         return P, L, 1
-    return P, L, dropout.to_dense(seed, dropout_p, math.prod(S.shape[:-2]), *S.shape[-2:]).reshape(S.shape)
+    return P, L, dropout.to_dense(seed, dropout_p, math.prod(S.shape[:-2]), *S.shape[-2:], first).reshape(S.shape)
 
 
 def _softmax(S):

@@ -195,6 +195,24 @@ def test_strided_device_arrays_give_the_bits_of_the_contiguous_copy(view):
 
 
 @device_memory
+@pytest.mark.parametrize("strided", [False, True])
+def test_masks_in_device_memory_stay_there(strided, monkeypatch):
+    rng = np.random.default_rng(0)
+    host = arrays((2, 2, 9, 4), (2, 1, 7, 4))
+    step = 2 if strided else 1
+    key_mask, block_mask = rng.random((2, 7 * step)) < 0.6, rng.random((3, 4 * step)) < 0.6
+    blocks = {"blocks": (3, 2)}
+    expected = nf.attention(*host, key_mask=key_mask[:, ::step], block_mask=block_mask[:, ::step], **blocks)
+    on_device = [nf.to_device(x) for x in host]
+    masks = {"key_mask": nf.to_device(key_mask)[:, ::step], "block_mask": nf.to_device(block_mask)[:, ::step]}
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_module.engine, "to_device", never)
+        patch.setattr(attention_module.engine, "to_host", never)
+        out = nf.attention(*on_device, **masks, **blocks)
+    np.testing.assert_array_equal(nf.to_host(out), expected)
+
+
+@device_memory
 def test_host_and_device_arrays_do_not_mix():
     with pytest.raises(TypeError, match=r"k is in GPU memory, but q is a NumPy array: bring all to one side with"):
         nf.attention(Q, nf.to_device(K), V)

@@ -1,5 +1,6 @@
 """`python -m numba_flash`: what each command prints, writes and returns, and what it says to a bad value."""
 
+import argparse
 import json
 import os
 import signal
@@ -301,6 +302,46 @@ def test_causal_bill(run, direction, sizes, monkeypatch):
     assert json.loads(run(*flags, "--dtype", "float64", "--json")[1])["equal"]
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize("stage", ["naive", "flash2"])
+def test_bill_with_dropout(run, direction, stage, monkeypatch):
+    """The reference is compared a few rows, or a head of k, at a time: Z must be that of their place."""
+    monkeypatch.setattr(cli, "SCORES_AT_ONCE", 5 * 6 * 37)
+    sizes = "--n", 37, "--d", 8, "--heads", 6, "--kv-heads", 2, "--batch", 2
+    flags = (
+        "bill",
+        *sizes,
+        "--stage",
+        stage,
+        "--dropout",
+        0.3,
+        "--seed",
+        5,
+        "--direction",
+        direction,
+        "--device",
+        "cpu",
+    )
+    status, out, _ = run(*flags)
+    assert status == 0
+    assert "dropout 0.3" in out and "WRONG" not in out
+    assert ("Z  " in out) == (stage == "naive")
+    assert json.loads(run(*flags, "--dtype", "float64", "--json")[1])["equal"]
+    status, _, err = run("bill", "--dropout", 1)
+    assert status == 2
+    assert "dropout_p=1.0 is no probability" in err
+
+
+def test_bill_of_decoding(run):
+    flags = "bill", "--n", 1, "--n-k", 300, "--d", 8, "--split-kv", 4, "--device", "cpu"
+    status, out, _ = run(*flags)
+    assert status == 0
+    assert "4 splits" in out and "merge_splits" in out and "exact" in out
+    status, _, err = run(*flags, "--stage", "flash")
+    assert status == 2
+    assert "stage 'flash' does not split the keys" in err
+
+
 def test_bill_with_atomics(run):
     flags = "bill", "--n", 40, "--d", 8, "--direction", "both", "--atomics", "--device", "cpu"
     status, out, _ = run(*flags)
@@ -347,13 +388,16 @@ def test_the_error_is_that_of_the_whole_however_many_rows_are_compared_at_once(m
     expected = reference.attention(q, k, v, scale)[0]
     own, error = (np.abs(out - expected).max() for out in (naive, tiled))
     monkeypatch.setattr(cli, "SCORES_AT_ONCE", 7 * 2 * 30)
-    found = cli.errors("tiled", tiled, q, k, v, scale, "cpu")
+    flags = argparse.Namespace(causal=False, dropout=0.0, seed=0)
+    flags.stage = "tiled"
+    found = cli.errors(flags, tiled, q, k, v, scale, "cpu")
     assert found == pytest.approx((error, own, testing.bound(expected, own, n_k=30)))
-    found = cli.errors("naive", naive, q, k, v, scale, "cpu")
+    flags.stage = "naive"
+    found = cli.errors(flags, naive, q, k, v, scale, "cpu")
     assert found == (pytest.approx(own), None, pytest.approx(testing.naive_bound(q, k, v, scale)))
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     limit = testing.bound(expected, dtype="float64", max_score=np.abs(reference.scores(q, k, scale)).max())
-    found = cli.errors("naive", expected, q, k, v, scale, "cpu")
+    found = cli.errors(flags, expected, q, k, v, scale, "cpu")
     assert found == (pytest.approx(0, abs=1e-14), None, pytest.approx(limit))
 
 

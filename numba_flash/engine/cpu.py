@@ -64,7 +64,8 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     """Run a kernel over a grid; returns {parameter: (itemsize, loads, stores, atomics)} for its array arguments.
 
     `thread_order` and `block_order` are permutations of the threads of a block and the blocks of the grid, for checks
-    that a kernel's result does not depend on them. Raises the errors of `numba_flash.errors`.
+    that a kernel's result does not depend on them; `block_order` may hold some of the blocks alone. Raises the errors
+    of `numba_flash.errors`.
     """
     if numba.config.DISABLE_JIT:
         raise KernelError("NUMBA_DISABLE_JIT is set, and the CPU engine is compiled: unset it")
@@ -80,6 +81,7 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     if block_order is None and _block_orders.get():
         block_order = _block_orders.get().permutation(blocks)
     order = np.empty(0, np.int64) if block_order is None else np.asarray(block_order, np.int64)
+    blocks = len(order) or blocks
     call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
             *program.integers.values(), *arguments)  # fmt: skip
     function = compiled(program, call)

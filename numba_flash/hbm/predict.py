@@ -631,7 +631,7 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     _, p = _problem(
         "naive",
         (n, d, n_k, heads, kv_heads, batch),
-        (False, False, 0.0, None),
+        (False, False, 0.0, None, None),
         direction,
         dtype,
         None,
@@ -643,12 +643,12 @@ def algorithm0(*, n, d, n_k=None, heads=1, kv_heads=None, batch=1, direction="fo
     return _bill({name: kernel for form in forms for name, kernel in form(p).items()} if p.N else {}, p)
 
 
-def kept(stage, *, n, n_k=None, heads=1, batch=1):
+def kept(stage, *, n, n_k=None, heads=1, batch=1, dropout_p=0.0):
     """What a stage keeps for the backward pass, beside Q, K, V and O -> {tensor: elements}; arguments as `predict`."""
     check_stage(stage, _FORMS["forward"])
     rows = integer("n", n) * integer("heads", heads, 1) * integer("batch", batch, 1)
     scores = rows * (n if n_k is None else integer("n_k", n_k))
-    matrix = {"P": scores}
+    matrix = {"P": scores, "P_dropped": scores, "Z": scores} if probability("dropout_p", dropout_p) else {"P": scores}
     return {
         "naive": matrix,
         "tiled": matrix,
@@ -694,7 +694,8 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
         raise ValueError(f"split_kv={splits} is for direction='forward', not {direction!r}: leave it out")
     if block_mask is not None:
         check_sparse(stage)
-        blocks = choose_blocks(stage, d=d, dtype=dtype, sram=sram) if blocks is None else blocks
+        if blocks is None:
+            blocks = choose_blocks(stage, d=d, dtype=dtype, sram=sram, direction="both")
 
     def problem(direction, blocks):
         tiling = "split" if splits else "atomic" if direction == "backward" and not deterministic else direction

@@ -4,6 +4,7 @@ The launches are those that each stage makes, recorded while it runs.
 """
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import numba_flash as nf
 from numba_flash.engine import cpu
 from numba_flash.engine.launch import dimensions
 from numba_flash.engine.rewrite import function_of
+from numba_flash.masks import no_mask
 
 from .error_kernels import make_missing_barrier
 
@@ -22,7 +24,8 @@ ORDERS = {
 }
 # tiles that give several in each direction
 SMALL = {"tiled": 8, "online_softmax": 8, "flash": (8, 9), "flash2": (8, 9)}
-PASSES = [(stage, run) for stage in nf.STAGES for run in ("forward", "both", "from lse")] + [("flash2", "atomic")]
+PASSES = [(stage, run) for stage in nf.STAGES for run in ("forward", "both", "from lse", "masked")]
+PASSES += [("flash2", run) for run in ("atomic", "masked atomic", "split", "masked split")]
 passes = pytest.mark.parametrize("stage, run_of", PASSES)
 
 
@@ -35,17 +38,26 @@ def recorded(stage, run_of, monkeypatch):
         launches.append((kernel, dimensions("grid", grid), dimensions("block", block), before))
         nf.launch(kernel, grid, block, *args, device="cpu")
 
-    for name in ("", *nf.STAGES, *(f"{stage}_backward" for stage in (*nf.STAGES, "flash2_atomic"))):
+    for name in ("", *nf.STAGES, "flash2_split", *(f"{stage}_backward" for stage in (*nf.STAGES, "flash2_atomic"))):
         module = importlib.import_module(f"numba_flash.stages.{name}".rstrip("."))
         monkeypatch.setattr(module, "launch", record, raising=False)
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.standard_normal((h, n, 12), dtype=np.float32) for h, n in ((2, 37), (1, 29), (1, 29), (2, 37)))
     entry, scale, how = nf.STAGES[stage], np.float32(0.3), {"blocks": SMALL.get(stage), "device": "cpu"}
+    if "masked" in run_of:  # by all that hides a pair, and with dropout
+        keys = (rng.random((1, 29)) < 0.7).astype(np.uint8)
+        mask = replace(no_mask("cpu"), causal=True, keys=keys, masked=True, p_drop=np.float64(0.2), seed=np.uint64(3))
+        if stage == "flash2" and "split" not in run_of:
+            mask = replace(mask, blocks=(rng.random((5, 4)) < 0.7).astype(np.uint8), sides=(8, 9))
+        how["mask"] = mask
+    if "split" in run_of:
+        entry.forward_split(Q, K, V, scale, 3, **how | {"blocks": (1, 5)})
+        return launches
     O, L = entry.forward(Q, K, V, scale, return_lse=True, **how)
     if run_of != "forward":
         launches.clear()
-        backward = entry.backward_atomic if run_of == "atomic" else entry.backward
-        kept = {"O": O, "L": L} if run_of != "both" else {}
+        backward = entry.backward_atomic if "atomic" in run_of else entry.backward
+        kept = {"O": O, "L": L} if run_of not in ("both", "masked") else {}
         backward(Q, K, V, dO, scale, **kept, **how)
     return launches
 
@@ -64,8 +76,8 @@ def test_stages_do_not_depend_on_the_order(stage, run_of, order, monkeypatch):
         straight = run(kernel, grid, block, before)
         orders = {"thread_order": permutation(int(np.prod(block))), "block_order": permutation(int(np.prod(grid)))}
         for one, other in zip(straight, run(kernel, grid, block, before, **orders), strict=True):
-            assert not np.isnan(one).any(), function_of(kernel).__name__
-            if run_of == "atomic":  # sums by atomics depend on it, in their last bits
+            assert not np.isnan(one.astype(float)).any(), function_of(kernel).__name__
+            if "atomic" in run_of:  # sums by atomics depend on it, in their last bits
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
             else:
                 assert np.array_equal(one, other), function_of(kernel).__name__

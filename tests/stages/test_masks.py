@@ -11,6 +11,8 @@ SIZES = [  # batch, heads, kv_heads, N, N_k, d
     (1, 1, 1, 1, 1, 1), (1, 2, 1, 7, 5, 3), (2, 2, 2, 5, 7, 3), (2, 4, 2, 17, 23, 8), (1, 1, 1, 23, 17, 8),
     (1, 1, 1, 5, 2, 4), (1, 1, 1, 2, 5, 4), (1, 1, 1, 5, 0, 4), (1, 2, 1, 20, 20, 16), (1, 1, 1, 70, 65, 16),
 ]  # fmt: skip
+if nf.device().name == "gpu":  # each d is one more compilation of each kernel
+    SIZES = [size for size in SIZES if size[-1] == 8]
 FEATURES = {  # causal, key mask, dropout, block mask
     "causal": (1, 0, 0, 0), "keys": (0, 1, 0, 0), "dropout": (0, 0, 1, 0), "causal keys": (1, 1, 0, 0),
     "causal dropout": (1, 0, 1, 0), "keys dropout": (0, 1, 1, 0), "blocks": (0, 0, 0, 1), "causal blocks": (1, 0, 0, 1),
@@ -306,7 +308,7 @@ def test_what_dropout_costs():
 
 BAD = [
     ({"causal": 1}, TypeError, "causal=1 is not a truth value"),
-    ({"key_mask": [True] * 7}, TypeError, "key_mask=.* is a list: pass a NumPy array"),
+    ({"key_mask": [True] * 7}, TypeError, "key_mask=.* is a list: pass a NumPy array, .* dtype=bool"),
     ({"key_mask": np.ones(7)}, TypeError, "key_mask has dtype float64: pass booleans, True for a key that is seen"),
     ({"key_mask": np.ones(6, bool)}, ValueError, r"key_mask has shape \(6,\): with q \(5, 4\) and 7 keys it must be"),
     ({"key_mask": np.ones((1, 7), bool)}, ValueError, r"key_mask has shape \(1, 7\): .* it must be \(7,\)"),
@@ -319,7 +321,7 @@ BAD = [
     ({"seed": -1}, ValueError, "seed=-1 is too small: pass 0 or more"),
     ({"seed": 2**64}, ValueError, "seed=18446744073709551616 is too large: pass one below 2.*64"),
     ({"block_mask": np.ones((1, 1), bool), "stage": "flash"}, ValueError, "'flash' leaves out no tiles: pass stage="),
-    ({"block_mask": [[True]]}, TypeError, "block_mask=.* is a list: pass a NumPy array"),
+    ({"block_mask": [[True]]}, TypeError, "block_mask=.* is a list: pass a NumPy array, .* dtype=bool"),
     ({"block_mask": np.ones((1, 1))}, TypeError, "block_mask has dtype float64: pass booleans, True for a tile"),
     ({"block_mask": np.ones((2, 2), bool), "blocks": (3, 3)}, ValueError,
      r"block_mask has shape \(2, 2\): with blocks=\(3, 3\), N = 5 queries and N_k = 7 keys it must be \(2, 3\)"),

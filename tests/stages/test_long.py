@@ -1,0 +1,113 @@
+"""Sizes at which an index of 32 bits is too small: more than 2³¹ elements in Q, in K, in S, or in all heads together.
+
+Without a GPU, a tensor of such a size is a view of one number, and the last block of each launch runs alone: an index
+that is cut off is negative, or too small to be counted right. On a GPU, one run with real memory.
+"""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numba_flash as nf
+from numba_flash import reference
+from numba_flash.engine import cpu
+from numba_flash.engine.launch import check_limits, dimensions, free_bytes
+
+LIMIT = 2**31
+SIZES = {  # heads, kv_heads, N, N_k, d
+    "queries": (1, 1, LIMIT // 64 + 5, 3, 64),
+    "heads": (65_535, 65_535, 129, 2, 256),
+    "scores": (2, 1, 46_500, 46_500, 1),
+}
+MODULES = ["", *nf.STAGES, "flash2_split", *(f"{stage}_backward" for stage in (*nf.STAGES, "flash2_atomic"))]
+
+
+def of_one_number(value, shape, dtype=np.float32):
+    """A view that can be written to."""
+    return np.lib.stride_tricks.as_strided(np.full(1, value, dtype), shape, (0,) * len(shape))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Every launch of the body runs its last block alone, and every new tensor is one number."""
+    seen = []
+
+    def launch(kernel, grid, block, *args, device=None):
+        grid, block = dimensions("grid", grid), dimensions("block", block)
+        check_limits(grid, block)
+        counts = cpu.run(kernel, grid, block, args, block_order=[math.prod(grid) - 1])
+        seen.append((kernel.py_func.__name__, counts, [a.size for a in args if isinstance(a, np.ndarray)]))
+
+    for name in MODULES:
+        module = importlib.import_module(f"numba_flash.stages.{name}".rstrip("."))
+        monkeypatch.setattr(module, "launch", launch, False)
+        monkeypatch.setattr(module, "empty", lambda shape, dtype, device=None: of_one_number(1, shape, dtype), False)
+    return seen
+
+
+def passes(stage, size):
+    """The functions to run: what goes through all queries in one block takes too long with many."""
+    entry = nf.STAGES[stage]
+    return [entry.forward, *filter(None, [entry.backward, entry.backward_atomic] if size != "queries" else [])]
+
+
+CASES = [(stage, size) for stage in nf.STAGES for size in SIZES
+         if size == "heads" or ((size == "queries") == (stage == "flash2") and stage != "flash")]  # fmt: skip
+
+
+@pytest.mark.parametrize("stage, size", CASES)
+def test_the_last_block(stage, size, launches):
+    H, G, N, N_k, d = SIZES[size]
+    Q, K, dO = (of_one_number(0.5, shape) for shape in ((H, N, d), (G, N_k, d), (H, N, d)))
+    for run in passes(stage, size):
+        kept = {"O": Q, "L": of_one_number(1, (H, N))} if run is not nf.STAGES[stage].forward else {}
+        given = (Q, K, K, dO) if kept else (Q, K, K)
+        run(*given, np.float32(1), device="cpu", **kept)
+    assert any(max(sizes) > LIMIT for _, _, sizes in launches)
+    for name, counts, _ in launches:
+        assert sum(stores + atomics for _, _, stores, atomics in counts.values()) > 0, name
+
+
+@pytest.mark.parametrize("stage", ["naive", "tiled", "online_softmax"])
+def test_more_queries_than_a_grid_has_blocks(stage):
+    """The other stages put the queries along the axis of a grid that reaches 2³¹."""
+    T = 16
+    many, few = (np.broadcast_to(np.float32(1), (n, 8)) for n in (65_535 * T + 1, 2))
+    with pytest.raises(ValueError, match=f"q has length 1,048,561: stage '{stage}' reaches 1,048,560 of.*'flash2'"):
+        nf.attention(many, few, few, stage=stage)
+    with pytest.raises(ValueError, match="k has length 1,048,561: stage .* or a part of k"):
+        nf.attention_backward(few, many, many, few, stage=stage)
+
+
+@pytest.mark.skipif(nf.device().name != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize("stage", nf.STAGES)
+def test_real_memory_beyond_31_bits(stage):
+    """Q and O of 2³¹ and more elements, S of as many: the last rows are right, forward and backward."""
+    H, N, N_k, d = (8, 2**20 - 24, 33, 256) if stage != "flash" else (2**16 - 1, 129, 33, 256)
+    assert H * N * d > LIMIT
+    if free_bytes() < 60e9:
+        pytest.skip("needs 60 GB of GPU memory")
+    ones = np.ones((1, 1, d), np.float32)
+
+    @cuda.jit
+    def fill(Q, row):
+        i, h = cuda.grid(1), cuda.blockIdx.y
+        if i < Q.shape[1]:
+            for t in range(Q.shape[2]):
+                Q[h, i, t] = row[0, 0, t] * ((i + h) % 7 - 3)
+
+    Q = nf.empty((H, N, d), np.float32)
+    nf.launch(fill, (-(-N // 64), H), 64, Q, nf.to_device(ones))
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((1, N_k, d), dtype=np.float32) for _ in range(2))
+    out, lse = nf.attention(Q, nf.to_device(k), nf.to_device(v), stage=stage, return_lse=True)
+    last = (((np.arange(N - 5, N) + H - 1) % 7 - 3)[:, None] * ones[0]).astype(np.float32)
+    truth, L = reference.attention(last, k[0], v[0])
+    np.testing.assert_allclose(nf.to_host(out[H - 1, N - 5 :]), truth, atol=1e-5)
+    np.testing.assert_allclose(nf.to_host(lse[H - 1, N - 5 :]), L, rtol=1e-5)
+    dq, _, _ = nf.attention_backward(Q, nf.to_device(k), nf.to_device(v), Q, out=out, lse=lse, stage=stage)
+    truth = reference.attention_backward(last, k[0], v[0], last)[0]
+    np.testing.assert_allclose(nf.to_host(dq[H - 1, N - 5 :]), truth, atol=1e-3)
