@@ -11,6 +11,8 @@ A block of Br threads works on one head. Each thread has a row of Q_i and O_i in
 shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses; its column r belongs to
 thread r alone, so that no barrier is needed before it is read. Neighbouring threads read and write rows of Q and O that
 lie d elements apart: uncoalesced, a later lesson mends it.
+
+With masks and dropout it is Algorithm 2, whose line 14 is named as such: Z is drawn where it is needed, and not stored.
 """
 
 import math

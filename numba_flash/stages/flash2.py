@@ -8,6 +8,8 @@ tiles of queries. For one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
 
 Many blocks work on one head, since tiles of queries have nothing to do with each other. Column r of S_ij belongs to
 thread r alone. The paper prints an inverse on the factor of line 10 that does not belong there.
+
+A block mask leaves out whole tiles, as in Algorithm 5 of the FlashAttention paper: what is not visited is not loaded.
 """
 
 import math

@@ -6,6 +6,10 @@ One thread per output element; every operand comes from HBM each time it is used
     softmax    loads S 3N·N_k                 stores P N·N_k
     output     loads P N·N_k·d, V N·N_k·d     stores O Nd
 
+With dropout, `output` reads what one more kernel makes of P, and the backward pass will want both, and Z:
+
+    dropout    loads P N·N_k                  stores P_dropped N·N_k, Z N·N_k bytes
+
 The steps are those of the paper's Algorithm 0 (arXiv:2205.14135), which would read each operand of a product once.
 """
 

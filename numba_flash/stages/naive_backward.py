@@ -12,6 +12,10 @@ every operand from HBM each time it is used. For one head, N queries, N_k keys:
 Where only O and L were kept, P has to be formed again: S as in the forward pass, then
 
     probabilities  loads S N·N_k, L N·N_k          stores P N·N_k
+
+With dropout, dV comes from P_dropped, and before dS
+
+    dropout_backward  loads Z N·N_k bytes, dP N·N_k   stores dP N·N_k
 """
 
 from functools import cache

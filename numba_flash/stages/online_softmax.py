@@ -8,7 +8,8 @@ exp(S − m) / l of a tile in shared memory. For one head, N queries, N_k keys:
     statistics   loads S N·N_k                                                   stores m N, l N
     output       loads S N·N_k⌈d/T⌉, V N_k·d⌈N/T⌉, m and l NT⌈d/T⌉ each         stores O Nd
 
-S is still stored once, and loaded for the statistics and for the product.
+S is still stored once, and loaded for the statistics and for the product. With dropout, Z is drawn with each tile of P
+(⌈d/T⌉ times), and not stored.
 """
 
 import math

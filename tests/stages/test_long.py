@@ -86,7 +86,7 @@ def test_more_queries_than_a_grid_has_blocks(stage):
 @pytest.mark.parametrize("stage", nf.STAGES)
 def test_real_memory_beyond_31_bits(stage):
     """Q and O of 2³¹ and more elements, S of as many: the last rows are right, forward and backward."""
-    H, N, N_k, d = (8, 2**20 - 24, 33, 256) if stage != "flash" else (2**16 - 1, 129, 33, 256)
+    H, N, N_k, d = (9, 2**20 - 24, 33, 256) if stage != "flash" else (2**16 - 1, 129, 33, 256)
     assert H * N * d > LIMIT
     if free_bytes() < 60e9:
         pytest.skip("needs 60 GB of GPU memory")

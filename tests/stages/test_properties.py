@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numba_flash as nf
+from numba_flash import reference
 
 stages = pytest.mark.parametrize("stage", nf.STAGES)
 TILES = {"naive": None, "tiled": 4, "online_softmax": 4, "flash": (5, 3), "flash2": (5, 3)}  # several each way
@@ -76,3 +77,26 @@ def test_the_output_is_a_mean_of_the_values(stage, shape):
     assert (out >= v.min(axis=1, keepdims=True) - slack).all()
     S = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
     close(np.exp(S - lse[..., None]).sum(axis=-1), 1)
+
+
+@stages
+@settings(max_examples=25)
+@given(shapes, st.booleans(), st.booleans(), st.sampled_from([0.0, 0.4]), st.booleans())
+def test_whatever_is_hidden_and_dropped(stage, shape, causal, masked, dropout_p, sparse):
+    """Any lengths, any key mask, any tiles left out: out, lse and the gradients are those of float64."""
+    rng, q, k, v = inputs(shape)
+    how = {"causal": causal, "dropout_p": dropout_p, "seed": int(rng.integers(2**63))}
+    if masked:
+        how["key_mask"] = rng.random(k.shape[1]) < 0.5
+    if sparse and stage == "flash2":
+        how |= {"block_mask": rng.random((-(-q.shape[1] // 5), -(-k.shape[1] // 3))) < 0.5, "blocks": (5, 3)}
+    blocks = {"stage": stage, "blocks": TILES[stage]}
+    dout = rng.standard_normal(q.shape)
+    out, lse = nf.attention(q, k, v, return_lse=True, **how | blocks)
+    expected, expected_lse = reference.attention(q, k, v, **how)
+    close(out, expected)
+    assert np.array_equal(np.isneginf(lse), np.isneginf(expected_lse))
+    close(lse[np.isfinite(lse)], expected_lse[np.isfinite(lse)])
+    gradients = nf.attention_backward(q, k, v, dout, out=out, lse=lse, **how | blocks)
+    for got, expected in zip(gradients, reference.attention_backward(q, k, v, dout, **how), strict=True):
+        close(got, expected)

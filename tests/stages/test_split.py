@@ -12,6 +12,8 @@ SIZES = [  # batch, heads, kv_heads, N, N_k, d
     (1, 2, 1, 1, 29, 8), (2, 2, 2, 3, 33, 70), (1, 1, 1, 5, 2, 4), (1, 1, 1, 3, 0, 4), (1, 4, 2, 1, 200, 4),
     (1, 1, 1, 1, 1, 1),
 ]  # fmt: skip
+if nf.device().name == "gpu":  # each d is one more compilation
+    SIZES = [size for size in SIZES if size[-1] in (8, 70)]
 FEATURES = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (1, 1, 1, 0)]
 splits = pytest.mark.parametrize("split_kv", [1, 2, 5, 40])
 blocks = pytest.mark.parametrize("blocks", [None, (1, 4)])
