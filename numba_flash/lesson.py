@@ -60,18 +60,19 @@ def start(
 
     name: number and title, "03 · tiled". n to seed: what the flags are when left out. stage: --blocks is the side T of
     its tiles, or Br,Bc for a stage whose tiles are no squares, where blocks=None leaves the choice to the stage;
-    without a stage it is the number of threads per block. direction: the pass that the tiles are for. predict_only: the
-    lesson predicts that stage and does not run it, so that a tile of any size will do. sizes: what the heading says of
-    the run, from {n}, {d}, {heads}, {blocks} and {threads}. meanings: flag -> what --help says of it, where that is
-    special to the lesson. extra: flags of this lesson alone, name -> (default, argparse type, METAVAR, what it means);
-    each becomes an attribute too.
+    without a stage it is the number of threads per block. direction: the pass that the tiles are for; with "split",
+    where a block has one query, --blocks is Bc alone. predict_only: the lesson predicts that stage and does not run it,
+    so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d}, {heads}, {blocks} and
+    {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags of this
+    lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
     """
     notebook = in_notebook()
     extra = extra or {}
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
     values |= {flag: default for flag, (default, *_) in extra.items()}
-    parser = _parser(name, values, stage, predict_only, meanings or {}, extra)
+    parser = _parser(name, values, stage, direction, predict_only, meanings or {}, extra)
     flags = parser.parse_args([] if notebook else sys.argv[1:])
+    sides = (1, flags.blocks) if direction == "split" and flags.blocks else flags.blocks
     where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
     for what, check in (
         (
@@ -79,7 +80,7 @@ def start(
             lambda: (
                 stage
                 and not predict_only
-                and fitting_blocks(stage, flags.blocks, d=flags.d, dtype="float32", direction=direction)
+                and fitting_blocks(stage, sides, d=flags.d, dtype="float32", direction=direction)
             ),
         ),
         (where, lambda: device(flags.device)),
@@ -101,10 +102,12 @@ def in_notebook():
     return bool(re.search("ipykernel|colab_kernel", sys.argv[0] if sys.argv else ""))
 
 
-def _parser(name, values, stage, predict_only, meanings, extra):
+def _parser(name, values, stage, direction, predict_only, meanings, extra):
     parser = argparse.ArgumentParser(description=report.to_ascii(f"Lesson {name}."))
     if not stage:
         blocks = whole_number(1, THREADS), "B", "threads per block"
+    elif direction == "split":
+        blocks = whole_number(1), "BC", "Bc, the keys per tile, and threads per block"
     elif TILINGS["forward"][stage].square:
         threads = "predicted only" if predict_only else "T x T threads per block"
         blocks = whole_number(1), "T", f"T, the side of a tile of {stage}: {threads}"

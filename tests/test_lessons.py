@@ -94,7 +94,7 @@ def short(name):
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
     assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
-    assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py"]
+    assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py", "11_decoding.py"]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------
@@ -307,6 +307,40 @@ def test_the_traffic_of_block_sparse_is_linear(tmp_path):
     assert all(abs(float(theirs) - float(ours)) < 0.02 for _, theirs, ours in paper)
 
 
+@pytest.mark.parametrize("splits", [1, 3, 6, 40])
+def test_decoding(tmp_path, splits):
+    """100 keys in 7 tiles of 16. Four splits of two tiles leave one of a single tile; six leave two splits empty."""
+    flags = "--n", "100", "--d", "16", "--heads", "2", "--blocks", "16", "--splits", f"{splits}"
+    found, out = figures("11_decoding.py", tmp_path, *flags)
+    (name, bills), text = *found["bills"].items(), " ".join(out.split())
+    assert name == "split" and counted_is_predicted(bills)
+    alone = nf.predict("flash2", n=1, n_k=100, d=16, heads=2).elements
+    predicted = nf.predict("flash2", n=1, n_k=100, d=16, heads=2, split_kv=splits, blocks=(1, 16)).elements
+    more = 5 * splits * 16 + splits - 16
+    assert predicted == alone + 2 * more and f"here {more:,} more than {alone // 2:,}" in text
+    assert list(found["errors"]) == ["naive", "flash2", "split"] and re.search(r"naive's own .* exact$", out, re.M)
+    filled = {1: (7, 1), 2: (4, 2), 3: (3, 3), 4: (2, 4), 6: (2, 4), 8: (1, 7), 40: (1, 7)}
+    table = {n: (longest, used) for n, used, _, longest, _ in found["table"]}
+    assert table == {n: filled[n] for n in sorted({1, 2, 4, 8, splits})}
+    assert all(busy == 2 * used for _, used, busy, *_ in found["table"])
+    for n, *_, elements in found["table"]:
+        assert elements == alone + 2 * (5 * n * 16 + n - 16)
+    assert "gives O = 9; in the other order 9; with split 2 as well 9." in text and "with 3 splits, give 9." in text
+    assert "8 heads that share 2 heads of K and V load 12,800 elements of K" in text
+
+
+def test_the_splits_that_cost_one_percent(tmp_path):
+    """The largest n that the lesson names, and the next."""
+    for flags, n_k in (("--n", "2000", "--d", "16"), 2000), (SHORT, 64):
+        out = " ".join(figures("11_decoding.py", tmp_path, *flags)[1].split())
+        named = re.search(r"or less (?:up to n = (\d+)|for no n)", out)
+        most = int(named[1] or 0)
+        alone = nf.predict("flash2", n=1, n_k=n_k, d=16).elements
+        for n in range(1, 20):
+            more = nf.predict("flash2", n=1, n_k=n_k, d=16, split_kv=n).elements - alone
+            assert (100 * more <= alone) == (n <= most)
+
+
 def test_the_four_claims(tmp_path):
     found, out = figures("06_what_it_is_not.py", tmp_path, "--n", "512", "--d", "16", "--sram", "20000")
     assert found["sram"] == 20000 and "19.53 KiB" in out
@@ -419,6 +453,10 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
         ("09_dropout.py", "--drop", "4", "whole number from 5 to 95"),
         ("09_dropout.py", "--drop", "0.1", "whole number from 5 to 95"),
         ("10_block_sparse.py", "--blocks", "342,8", "342 threads of up to 255 registers"),
+        ("11_decoding.py", "--blocks", "1,64", "whole number of 1 or more"),
+        ("11_decoding.py", "--blocks", "1025", "bytes of shared memory, and a block has 49,152"),
+        ("11_decoding.py", "--splits", "0", "whole number from 1 to 1,024"),
+        ("11_decoding.py", "--splits", "1025", "whole number from 1 to 1,024"),
         ("06_what_it_is_not.py", "--sram", "48K", "whole number from 4,096 to 16,777,216"),
     ],
 )
@@ -458,6 +496,9 @@ def test_help():
     out = " ".join(run("06_what_it_is_not.py", "--help")[1].split())
     assert "--blocks BR,BC Br queries by Bc keys per tile; one number for both (default: what fits)" in out
     assert "--sram BYTES" in out and "(default: 49152)" in out
+    out = " ".join(run("11_decoding.py", "--help")[1].split())
+    assert "--n N N_k, the number of keys; there is one query (default: 32768)" in out
+    assert "--blocks BC Bc, the keys per tile, and threads per block (default: what fits)" in out
 
 
 # --- errors, the end of a pipe, Ctrl-C --------------------------------------------------------------------------------
