@@ -208,7 +208,7 @@ predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks, directi
 this.bill("flash2", bills["flash2"], predicted=predicted2, **yardstick, below=errors["flash2"])
 this.text(f"""
 S, P and dP are computed in both kernels: 4 products in the first, 3 in the second, 7 in all. What passes by, in tiles
-of up to {STREAM} rows, is read once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V. How
+of {STREAM} rows, is read once per tile of what stays: Tc = {Tc2} times Q and dO, Tr = {Tr2} times K and V. How
 many rows pass by at a time makes no difference to the bill.
 """)
 

@@ -147,7 +147,8 @@ whose keys are all hidden leaves m, l and O as they are. The bill has a new line
 pair of a query and a key, {plural(bill["mask"].loads, "load")} of 1 byte.
 
 What a mask hides is data, and the kernel cannot know it before it has read it: no tile is skipped. (A block mask tells
-in advance which tiles count; a later lesson.)
+in advance which tiles count: lesson 10.) A hidden key and its value are loaded, and multiplied by 0. So they must be
+numbers: 0 times nan is nan.
 """)
 
 this.part("Your turn")

@@ -37,7 +37,8 @@ Which tiles does one leave out, what does that save, and what does it cost?
 # %% Which tiles.
 this.part("Patterns of tiles")
 T = 16
-shapes = {"local": patterns.local(T, T), "strided": patterns.strided(T, T), "butterfly": patterns.butterfly(T, T)}
+makers = {"local": patterns.local, "strided": patterns.strided, "butterfly": patterns.butterfly}
+shapes = {name: make(T, T, (1, 1)) for name, make in makers.items()}
 this.text(f"""
 A block mask is a matrix of Tr × Tc bits, one for each tile of S, the same for all heads. Three patterns, drawn for
 {T} × {T} tiles; what is filled is computed:
@@ -45,11 +46,11 @@ A block mask is a matrix of Tr × Tc bits, one for each tile of S, the same for 
 this.show(report.tile_map(*(report.Tiles(name, T, T, np.argwhere(mask), f"{mask.mean():.1%} of the tiles")
                             for name, mask in shapes.items())), "")  # fmt: skip
 this.text(f"""
-local: each tile of queries sees its own place, and one more on each side. strided: its own place, and the last of every
-four tiles of keys (both Child et al. 2019, arXiv:1904.10509). butterfly: the places whose numbers, in binary, differ in
-one digit at most, as in a fast Fourier transform (Chen et al. 2021, arXiv:2112.00029). They are functions of Tr and Tc
-in `numba_flash.patterns`; any other boolean matrix will do. Below, a tile has {Br} × {Bc} scores, Tr = {Tr} and
-Tc = {Tc}.
+local: each tile of queries sees its own place, and one more on each side. strided: the same, and every fourth place
+from its own (both after Child et al. 2019, arXiv:1904.10509). butterfly: the places whose numbers, in binary, differ in
+one digit at most, as in a fast Fourier transform (Chen et al. 2021, arXiv:2112.00029). They are functions of the
+lengths and the sides of a tile in `numba_flash.patterns`; any other boolean matrix will do. Below, a tile has
+{Br} × {Bc} scores, Tr = {Tr} and Tc = {Tc}.
 """)
 
 # %% The kernel.
@@ -74,14 +75,14 @@ this.ask("""
 Take `local`, with as many places as there are tiles of queries, Tr, each of Br keys. How many places do the tiles of
 queries see together? And for one head: how many elements of K and V does flash2 load, and how many bytes of the mask?
 """)
-local = patterns.local(Tr, Tc)
+local = patterns.local(N, N, sides)
 keys = int((local * np.minimum(Bc, N - np.arange(Tc) * Bc)).sum())  # the last tile may be short
 masked = {"block_mask": local, "blocks": sides}
 predicted = nf.predict("flash2", **size, **masked)
 dense = nf.predict("flash2", **size, blocks=sides)
 assert predicted.elements == H * (2 * N * d + N + 2 * keys * d + Tr * Br * Tc)
 ends = "The first and the last place have one neighbour, the others two" if Tr > 1 else "One place without neighbours"
-even = "" if keys == (3 * Tr - 2) * Br else f"(The tiles do not divide N evenly: it is {plural(keys, 'key')} here.) "
+even = "" if keys == (3 * Tr - 2) * Br else f"(The tiles do not fit so evenly here: it is {plural(keys, 'key')}.) "
 this.text(f"""
 {ends}: 3Tr - 2 = {plural(3 * Tr - 2, "place")}. With Br keys each that is {plural((3 * Tr - 2) * Br, "key")}, instead
 of Tr·N = {Tr * N:,}. {even}So flash2 loads d times that, {plural(keys * d, "element")} of K, and as many of V. The
@@ -110,8 +111,8 @@ this.part("The run and its bill")
 this.running("flash2 with the three patterns")
 work, bills, outs = nf.flops("flash2", **size, blocks=sides), {}, {}
 rows = [["dense", Tr * Tc, "1.000", dense.elements, "1.000", "1.000", "-"]]
-for name, make in {"local": patterns.local, "strided": patterns.strided, "butterfly": patterns.butterfly}.items():
-    mask = make(Tr, Tc)
+for name, make in makers.items():
+    mask = make(N, N, sides)
     with nf.ledger() as bill:
         outs[name] = nf.attention(q, k, v, block_mask=mask, blocks=sides, device=where)
     assert bill == nf.predict("flash2", **size, block_mask=mask, blocks=sides)
@@ -208,11 +209,11 @@ The paper's times lie on a line, too: {start:.1f} + {slope:.1f}·s ms misses non
 
 this.part("Your turn")
 longer = 2 * N if N <= 2048 else N // 2
-local_there = patterns.local(*(tiles(longer, side) for side in sides_for(longer)))
+local_there = patterns.local(longer, longer, sides_for(longer))
 there, dense_there = (nf.predict("flash2", n=longer, d=d, heads=H, blocks=sides_for(longer), block_mask=mask).elements
                       for mask in (local_there, None))  # fmt: skip
 rows = Br // 2 or 2
-finer = patterns.local(tiles(N, rows), Tc).mean()
+finer = patterns.local(N, N, (rows, Bc)).mean()
 another = "Another number of places, another window of local, another function: " if tiles(N, rows) != Tr else ""
 this.tries({
     f"--n {longer}": f"""local moves {there / predicted.elements:.2f} times what it moves here, and dense attention

@@ -88,7 +88,7 @@ rounding. An empty split has L_s = -∞, and so the weight 0.
 # %% The kernels.
 this.part("The kernels")
 none, intensity = masks.no_mask(), work / predicted.total_bytes
-kernel = flash2_split.make_split(Bc, d, float32, none.allowed, none.seen, none.keep(float32))
+kernel = flash2_split.make_split(Bc, d, float32, none.allowed, none.seen)
 this.text(f"""
 In flash2 each of {choose_blocks("flash2", d=d).Br} threads has a query. With one query one thread computes, and the
 others help it to load. So the new kernel shares out the keys: its tile has Bc of them, and its block Bc threads. First
@@ -98,7 +98,7 @@ this.source(kernel, "S_j[r] = real", "O_i[t] = acc")
 this.text(f"""
 S_j and P_j are in shared memory. For the maximum and the sum each thread goes through all of them. That is no traffic,
 but Bc threads do the same work: {intensity:.2f} FLOP/byte with all of it, {"not" if intensity >= ridge else "still"}
-below {ridge:.1f}. (`keep` is 1 without dropout.) The second kernel has a thread for each element of O:
+below {ridge:.1f}. The second kernel has a thread for each element of O:
 """)
 this.source(flash2_split.make_merge(float32), "m = real", "O[h, i, t]")
 

@@ -54,18 +54,23 @@ def attention(
     d and dtype of q, their own length N_k, and as many heads as q or a divisor of that (GQA: head h of q uses head
     h // (H / H_kv) of k and v). N = 0 gives an empty result; N_k = 0 gives out = 0 and lse = −∞.
 
-    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. causal: query i sees
-    key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package (PyTorch's is_causal is
-    aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a key with False is seen by
-    no query. block_mask (flash2 alone): booleans (⌈N/Br⌉, ⌈N_k/Bc⌉) for blocks=(Br, Bc), the same for all heads; a
-    tile with False is not computed (`numba_flash.patterns` has some ready-made). Its tiles are by default
-    choose_blocks("flash2", d=d, dtype=dtype, direction="both"). A row that sees no key has out = 0 and
-    lse = −∞. dropout_p: the probability, 0 or more and below 1, that a weight is dropped; the others are multiplied by
-    1 / (1 − dropout_p). Which ones depends on seed (below 2⁶⁴), head, query and key alone, not on stage, blocks or
-    device; lse is that without dropout. split_kv (flash2 alone): how many blocks share the keys of each query, whose
-    parts a second kernel merges: for decoding, where queries are few and keys many. blocks: the tile sizes, as the
-    stage explains them; (1, Bc) with split_kv. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()`
-    says.
+    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. blocks: the sides of
+    the tiles, as the stage explains them. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
+
+    causal: query i sees key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package
+    (PyTorch's is_causal is aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a
+    key with False is seen by no query (in torch's key_padding_mask, True is). It must be finite all the same: 0 · NaN
+    is NaN. block_mask (flash2 alone): booleans (⌈N/Br⌉, ⌈N_k/Bc⌉), the same for all heads; a tile with False is not
+    computed. Its tiles are `blocks`, by default choose_blocks("flash2", d=d, dtype=dtype, direction="both"); `patterns`
+    has some ready-made. A row that sees no key has out = 0 and lse = −∞.
+
+    dropout_p: the probability, 0 or more and below 1, that a weight is dropped; the others are multiplied by 1 / (1 −
+    dropout_p), and lse stays what it is without. Which ones depends on seed (below 2⁶⁴), head, query and key alone, not
+    on stage, blocks or device. A call always draws the same for a seed, from head 0 on: give each step, each layer and
+    each part of a batch another seed.
+
+    split_kv (flash2 alone): for decoding, where queries are few and keys many: how many blocks share the keys of each
+    query (Flash-Decoding). blocks is (1, Bc) then.
 
     Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
     axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
@@ -89,6 +94,8 @@ def attention(
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
     splits = split_kv if split_kv is None else check_split(stage, split_kv, model.GRID_YZ, block_mask)
+    if splits and dropout_p != 0:
+        raise ValueError(f"dropout_p={dropout_p!r}: split_kv is for decoding, where nothing is dropped; leave one out")
     if block_mask is not None and blocks is None:
         blocks = tuple(choose_blocks(stage, d=d, dtype=dtype, direction="both"))
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="split" if splits else "forward")
@@ -373,7 +380,7 @@ def _check_heads(q, k):
     if math.prod(q.shape[:-2]) > model.GRID_YZ:
         raise ValueError(
             f"q has shape {q.shape}, {math.prod(q.shape[:-2]):,} heads over the batch: a CUDA grid holds "
-            f"{model.GRID_YZ:,}, so call attention for parts of the batch"
+            f"{model.GRID_YZ:,}, so call attention for parts of the batch, with dropout each with a seed of its own"
         )
 
 

@@ -268,7 +268,7 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
     if blocks is not None and tiling is None:
         raise ValueError(f"blocks={blocks!r}: stage {stage!r} has no tiles; leave blocks out")
     if blocks is None or isinstance(blocks, str):
-        if blocks not in (None, "paper"):
+        if blocks not in (None, "paper") or (blocks and direction == "split"):
             raise ValueError(f"blocks={blocks!r} is unknown: pass None or {_form(stage, tiling)}")
         rule = "paper" if blocks else "fit"
         return choose_blocks(stage, d=d, dtype=dtype, sram=sram, rule=rule, direction=direction)
@@ -295,7 +295,9 @@ def _tiling(stage, direction):
 
 
 def _form(stage, tiling):
-    return f"one side T or (T, T) for the square tiles of stage {stage!r}" if tiling.square else "(Br, Bc)"
+    if tiling.square:
+        return f"one side T or (T, T) for the square tiles of stage {stage!r}"
+    return "(1, Bc)" if tiling is _ONE_QUERY else "(Br, Bc)"
 
 
 def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: Z of Algorithm 2 (Dao et al. 2022, arXiv:2205.14135), on the device and in NumPy.
+"""Which weights dropout keeps: Z of Algorithm 4, line 14 (Dao et al. 2022, arXiv:2205.14135), in kernels and in NumPy.
 
 Z_ij is drawn by a counter-based generator, Philox 4×32-10 (Salmon et al. 2011, Random123): ten rounds that turn a key,
 the seed, and a counter, here (i, j, h, 0), into four random words, the first of which decides. So any thread can form
@@ -37,10 +37,10 @@ _philox = cuda.jit(device=True)(philox)
 
 @cache
 def make_keep(real, dropped):
-    """keep(seed, p_drop, h, i, j) = Z_ij: 0 with probability p_drop, else 1 / (1 − p_drop); 1 where nothing is dropped.
+    """keep(seed, p_drop, h, i, j) = Z_ij: 0 with probability p_drop, else 1 / (1 − p_drop); 1 without dropout.
 
-    dropped: 0 or 1. h counts heads over the whole batch; i and j are the query and the key. seed is a uint64, p_drop a
-    float64, a multiple of 2⁻³² where it decides.
+    dropped: 0 or 1. h counts heads over the whole batch; i and j are the query and the key, below 2³². seed: uint64.
+    p_drop: float64; what decides is its part in multiples of 2⁻³².
     """
 
     @cuda.jit(device=True)

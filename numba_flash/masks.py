@@ -62,7 +62,7 @@ def make_seen(causal):
 
 @cache
 def make_first(causal, step=1):
-    """first(j): the first query that may see key j, both aligned; queries before it see no key from j on.
+    """first(j): the first query that may see key j − N + N_k; queries before it see no key from that one on.
 
     step: it is rounded down to a multiple of that.
     """

@@ -1,7 +1,9 @@
-"""Ready-made block masks: which tiles of scores are computed, boolean (Tr, Tc), for `attention(..., block_mask=...)`.
+"""Ready-made block masks: which tiles of scores are computed, for `attention(..., block_mask=..., blocks=...)`.
 
-Tr tiles of queries and Tc tiles of keys divide the same text, each evenly: a tile of queries may be as long as several
-of keys. Sources: local and strided, Child et al. 2019, arXiv:1904.10509; butterfly, Chen et al. 2021, arXiv:2112.00029.
+n queries and n_k keys are cut into tiles of blocks = (Br, Bc); the result is boolean, (⌈n/Br⌉, ⌈n_k/Bc⌉). A pattern is
+a rule for places, stretches of max(Br, Bc) words; a tile is computed if the rule holds for a place of its queries and
+one of its keys. The last query stands at the place of the last key, as in causal order. Sources: local and strided,
+Child et al. 2019, arXiv:1904.10509; butterfly, Chen et al. 2021, arXiv:2112.00029.
 """
 
 import numpy as np
@@ -9,26 +11,37 @@ import numpy as np
 from .checks import integer
 
 
-def local(Tr, Tc, width=1):
-    """The diagonal and what is near: a tile of queries sees the keys of its own place and of `width` places around."""
-    i, j = _indices(Tr, Tc)
+def local(n, n_k, blocks, width=1):
+    """Places no more than `width` apart: the diagonal, and what is near it."""
     width = integer("width", width)
-    return ((i - width) * Tc < (j + 1) * Tr) & (j * Tr < (i + width + 1) * Tc)
+    return _tiles(n, n_k, blocks, lambda p, q: np.abs(p - q) <= width)
 
 
-def strided(Tr, Tc, stride=4):
-    """The diagonal, and the last of every `stride` tiles of keys for all queries."""
-    _, j = _indices(Tr, Tc)
+def strided(n, n_k, blocks, stride=4):
+    """Places a multiple of `stride` apart, and neighbours."""
     stride = integer("stride", stride, 1)
-    return local(Tr, Tc, 0) | (j % stride == stride - 1)
+    return _tiles(n, n_k, blocks, lambda p, q: ((p - q) % stride == 0) | (np.abs(p - q) <= 1))
 
 
-def butterfly(Tr, Tc):
-    """The pairs of places whose numbers, in binary, differ in at most one digit: log2(T) + 1 of T places for each."""
-    i, j = _indices(Tr, Tc)
-    places = min(Tr, Tc)
-    return np.bitwise_count((i * places // max(Tr, 1)) ^ (j * places // max(Tc, 1))) <= 1
+def butterfly(n, n_k, blocks):
+    """Places whose numbers, in binary, differ in at most one digit: of T = 2ᵏ places, k + 1 for each."""
+    return _tiles(n, n_k, blocks, lambda p, q: np.bitwise_count(p ^ q) <= 1)
 
 
-def _indices(Tr, Tc):
-    return np.indices((integer("Tr", Tr), integer("Tc", Tc)), sparse=True)
+def _tiles(n, n_k, blocks, rule):
+    n, n_k = integer("n", n), integer("n_k", n_k)
+    try:
+        Br, Bc = blocks
+    except (TypeError, ValueError):
+        raise ValueError(f"blocks={blocks!r}: pass (Br, Bc)") from None
+    Br, Bc = integer("blocks: Br", Br, 1), integer("blocks: Bc", Bc, 1)
+    queries = _places(n, Br, max(Br, Bc), n_k - n)[:, :, None]
+    keys = _places(n_k, Bc, max(Br, Bc), 0)[:, None]
+    return np.any([rule(p, q) for p in queries for q in keys], axis=0)
+
+
+def _places(length, side, place, offset):
+    """The places of the first and of the last word of each tile, (2, tiles); word 0 stands at `offset`."""
+    begin = np.arange(0, length, side)
+    end = np.minimum(begin + side, length) - 1
+    return np.maximum(np.stack([begin, end]) + offset, 0) // place

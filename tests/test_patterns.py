@@ -1,13 +1,14 @@
 """The block masks that come ready-made."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from numba_flash import patterns
 
-counts = st.integers(0, 20)
+lengths = st.integers(0, 60)
+sides = st.integers(1, 9)
+PATTERNS = [patterns.local, patterns.strided, patterns.butterfly, lambda *of: patterns.local(*of, width=0)]
 
 
 def drawn(mask):
@@ -15,34 +16,50 @@ def drawn(mask):
 
 
 def test_what_they_look_like():
-    assert drawn(patterns.local(4, 4, 1)) == ["##..", "###.", ".###", "..##"]
-    assert drawn(patterns.local(2, 4, 0)) == ["##..", "..##"]
-    assert drawn(patterns.local(4, 2, 0)) == ["#.", "#.", ".#", ".#"]
-    assert drawn(patterns.strided(4, 4, 2)) == ["##.#", ".#.#", ".###", ".#.#"]
-    assert drawn(patterns.butterfly(4, 4)) == ["###.", "##.#", "#.##", ".###"]
+    assert drawn(patterns.local(16, 16, (4, 4))) == ["##..", "###.", ".###", "..##"]
+    assert drawn(patterns.local(16, 16, (8, 4), 0)) == ["##..", "..##"]
+    assert drawn(patterns.local(16, 16, (4, 8), 0)) == ["#.", "#.", ".#", ".#"]
+    assert drawn(patterns.local(4, 16, (4, 4), 0)) == ["...#"]
+    assert drawn(patterns.strided(28, 28, (4, 4), 3)) == [
+        "##.#..#", "###.#..", ".###.#.", "#.###.#", ".#.###.", "..#.###", "#..#.##"]  # fmt: skip
+    assert drawn(patterns.butterfly(16, 16, (4, 4))) == ["###.", "##.#", "#.##", ".###"]
 
 
-@given(counts, counts, st.integers(0, 5), st.integers(1, 6))
-def test_each_query_sees_its_own_place(Tr, Tc, width, stride):
-    for mask in (patterns.local(Tr, Tc, width), patterns.strided(Tr, Tc, stride), patterns.butterfly(Tr, Tc)):
-        assert mask.shape == (Tr, Tc)
+@given(lengths, lengths, sides, sides)
+def test_each_query_sees_the_key_at_its_place(n, n_k, Br, Bc):
+    """Also where the last tile is short, and where tiles of queries and of keys have sides that do not divide."""
+    for pattern in PATTERNS:
+        mask = pattern(n, n_k, (Br, Bc))
+        assert mask.shape == (-(-n // Br), -(-n_k // Bc))
         assert mask.dtype == bool
-        if Tr and Tc:
-            i, j = np.indices((Tr, Tc))
-            middle = (2 * i + 1) * Tc // (2 * Tr) == j
-            assert mask.any(axis=1).all()
-            if Tr == Tc:
-                assert mask[middle].all()
+        for i in range(max(n - n_k, 0), n):
+            assert mask[i // Br, (i + n_k - n) // Bc]
+
+
+@given(lengths, sides, sides, st.integers(0, 3))
+def test_local_holds_all_keys_within_the_width_and_none_far_away(n, Br, Bc, width):
+    mask = patterns.local(n, n, (Br, Bc), width)
+    place = max(Br, Bc)
+    for i in range(n):
+        for j in range(n):
+            if abs(i // place - j // place) <= width:
+                assert mask[i // Br, j // Bc]
+            if abs(i - j) > (width + 3) * place:
+                assert not mask[i // Br, j // Bc]
 
 
 def test_a_butterfly_has_log_tiles_a_row():
-    assert (patterns.butterfly(64, 64).sum(axis=1) == 7).all()
+    assert (patterns.butterfly(256, 256, (4, 4)).sum(axis=1) == 7).all()
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
-    [(lambda: patterns.local(-1, 2), "Tr=-1 is too small"), (lambda: patterns.strided(2, 2, 0), "stride=0 is too"),
-     (lambda: patterns.butterfly(2, 1.5), "Tc=1.5 is not an integer"), (lambda: patterns.local(2, 2, -1), "width=-1")],
+    [(lambda: patterns.local(-1, 2, (1, 1)), "n=-1 is too small"),
+     (lambda: patterns.strided(2, 2, (1, 1), 0), "stride=0 is too small"),
+     (lambda: patterns.butterfly(2, 1.5, (1, 1)), "n_k=1.5 is not an integer"),
+     (lambda: patterns.local(2, 2, (1, 1), -1), "width=-1 is too small"),
+     (lambda: patterns.local(2, 2, 4), r"blocks=4: pass \(Br, Bc\)"),
+     (lambda: patterns.local(2, 2, (4, 0)), "blocks: Bc=0 is too small")],
 )  # fmt: skip
 def test_bad_arguments(call, says):
     with pytest.raises((TypeError, ValueError), match=says):

@@ -367,7 +367,7 @@ def flash2_split(p):
 
     def flops():
         steps, used = parts(Bc), parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
-        scores = p.pairs * (2 * d + 3 + 2 * Bc + d * (2 + p.drops))
+        scores = p.pairs * (4 * d + 3 + 2 * Bc)
         return scores + steps * (d + Bc) + 2 * Bc * (steps - used) + used * (d + 2)
 
     def merging():
@@ -690,6 +690,8 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
         )
 
     splits = 0 if split_kv is None else check_split(stage, split_kv, GRID_YZ, block_mask)
+    if splits and dropped:
+        raise ValueError(f"dropout_p={dropout_p!r}: split_kv is for decoding, where nothing is dropped; leave one out")
     if splits and direction != "forward":
         raise ValueError(f"split_kv={splits} is for direction='forward', not {direction!r}: leave it out")
     if block_mask is not None:

@@ -72,8 +72,8 @@ def make_backward(Br, Bc, d, real, allowed, first, visited, keep):
                         for t in range(d):
                             s += Q_i[r, t] * K_j[c, t]       # Alg. 2, l. 10
                             dp += dO_i[r, t] * V_j[c, t]     # Alg. 2, l. 13
-                        seen = allowed(mask, b, i + r + N_k - N, j + c)
-                        s = s * scale if seen else real(-math.inf)
+                        is_allowed = allowed(mask, b, i + r + N_k - N, j + c)
+                        s = s * scale if is_allowed else real(-math.inf)
                         p = weight(s, L_i[r])                # Alg. 2, l. 11
                         z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
                         ds = p * (dp * z - D_i[r])           # Alg. 2, l. 14

@@ -15,7 +15,7 @@ from functools import cache
 
 from numba import cuda
 
-from ..blocks import fitting_blocks, stream, tiles
+from ..blocks import STREAM, fitting_blocks, stream, tiles
 from ..engine.launch import empty, launch
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
@@ -86,8 +86,8 @@ def make_dKdV(Br, Bc, d, real, allowed, first, visited, keep):
                         for t in range(d):
                             s += Q_i[r, t] * K_j[c, t]       # Alg. 2, l. 10
                             dp += dO_i[r, t] * V_j[c, t]     # Alg. 2, l. 13
-                        seen = allowed(mask, b, i + r + N_k - N, j + c)
-                        s = s * scale if seen else real(-math.inf)
+                        is_allowed = allowed(mask, b, i + r + N_k - N, j + c)
+                        s = s * scale if is_allowed else real(-math.inf)
                         p = weight(s, L_i[r])                # Alg. 2, l. 11
                         z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
                         ds = p * (dp * z - D_i[r])           # Alg. 2, l. 14
@@ -173,7 +173,7 @@ def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, devi
     D = row_sums(dO, O, device=device)
     dQ, dK, dV = (empty(shape, Q.dtype, device) for shape in (Q.shape, K.shape, V.shape))
     given, numbers = (Q, K, V, mask.keys, mask.blocks, dO, L, D), (scale, mask.seed, mask.p_drop)
-    rows, keys = stream(Br), stream(Bc)
+    rows, keys = (stream(Br), stream(Bc)) if mask.sides else (STREAM, STREAM)  # none may lie in two tiles of the mask
     kernel = make_dKdV(rows, Bc, d, real, mask.allowed, mask.first(rows), mask.visited, mask.keep(real))
     launch_if_any(kernel, (tiles(N_k, Bc), G), Bc, *given, dK, dV, *numbers, device=device)
     kernel = make_dQ(Br, keys, d, real, mask.allowed, mask.seen, mask.visited, mask.keep(real))

@@ -1,14 +1,16 @@
 """Decoding by stage `flash2`: one query and a long cache of keys, which many blocks share (`split_kv`).
 
-With one query there is one tile of queries, so `flash2` would run one block per head and leave most of a GPU idle. Here
-each split of the keys gets a block of its own, which leaves a partial O_s and its L_s in HBM; a second kernel merges
-them, O = Σ_s exp(L_s − L) O_s with L = log Σ_s exp(L_s): pieces of a softmax can be put together in any order (Milakov
-& Gimelshein 2018, arXiv:1805.02867). For one head, N queries, N_k keys, in n splits:
+This is Flash-Decoding (Dao, Haziza, Massa & Sizov 2023). With one query there is one tile of queries, so `flash2` would
+run one block per head and leave most of a GPU idle. Here each split of the keys gets a block of its own, which leaves a
+partial O_s and its L_s in HBM; a second kernel merges them, O = Σ_s exp(L_s − L) O_s with L = log Σ_s exp(L_s): pieces
+of a softmax can be put together in any order (Milakov & Gimelshein 2018, arXiv:1805.02867). For one head, N queries,
+N_k keys, in n splits:
 
     flash2_split   loads Q nNd, K N·N_k·d, V N·N_k·d     stores O_s nNd, L_s nN
     merge_splits   loads O_s nNd, L_s 2nNd               stores O Nd, L N
 
-A block has one query, so here a thread has a key, and then a column of V and O.
+A block has one query, so here a thread has a key, and then a column of V and O. Heads of Q that share a head of K and V
+each load it (flash-attn puts such a group into one tile of queries, and loads it once). Nothing is dropped.
 """
 
 import math
@@ -25,13 +27,13 @@ COLUMNS = 64  # threads of a block of merge_splits
 
 
 @cache
-def make_split(Bc, d, real, allowed, seen, keep):
+def make_split(Bc, d, real, allowed, seen):
     """One query and one split of its keys a block: thread r has key r of each tile, and columns r, r + Bc, … of O."""
     padded = d | 1                                           # odd, so that rows begin in different banks
     weight = make_weight(real)
 
     @cuda.jit
-    def flash2_split(Q, K, V, mask, O_s, L_s, scale, seed, p_drop, share):
+    def flash2_split(Q, K, V, mask, O_s, L_s, scale, length):
         K_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array(d, real)
         O_i = cuda.shared.array(d, real)
@@ -47,8 +49,8 @@ def make_split(Bc, d, real, allowed, seen, keep):
             O_i[t] = real(0)
         l_i = real(0)
         m_i = real(-math.inf)
-        end = min((split + 1) * share, seen(i + N_k - N, N_k))
-        for j in range(split * share, end, Bc):
+        end = min((split + 1) * length, seen(i + N_k - N, N_k))
+        for j in range(split * length, end, Bc):
             for e in range(r, min(Bc, end - j) * d, Bc):
                 K_j[e // d, e % d] = K[g, j + e // d, e % d]
             cuda.syncthreads()                               # K_j is complete, and so is Q_i
@@ -71,7 +73,7 @@ def make_split(Bc, d, real, allowed, seen, keep):
             for t in range(r, d, Bc):
                 acc = O_i[t] * old
                 for c in range(min(Bc, end - j)):
-                    acc += P_j[c] * keep(seed, p_drop, h, i, j + c) * V[g, j + c, t]
+                    acc += P_j[c] * V[g, j + c, t]
                 O_i[t] = acc
             m_i = m_new
         for t in range(r, d, Bc):
@@ -121,9 +123,8 @@ def forward(Q, K, V, scale, splits, *, mask=None, blocks=None, device=None):
     mask = mask or no_mask(device)
     O_s, L_s = empty((splits, H, N, d), Q.dtype, device), empty((splits, H, N), Q.dtype, device)
     O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
-    share = tiles(tiles(N_k, Bc), splits) * Bc               # keys of a split: whole tiles
-    kernel = make_split(Bc, d, real, mask.allowed, mask.seen, mask.keep(real))
-    arguments = Q, K, V, mask.keys, O_s, L_s, scale, mask.seed, mask.p_drop, share
-    launch(kernel, (N, H, splits), Bc, *arguments, device=device)
+    length = tiles(tiles(N_k, Bc), splits) * Bc              # keys of a split: whole tiles
+    kernel = make_split(Bc, d, real, mask.allowed, mask.seen)
+    launch(kernel, (N, H, splits), Bc, Q, K, V, mask.keys, O_s, L_s, scale, length, device=device)
     launch(make_merge(real), (N, tiles(d, COLUMNS), H), COLUMNS, O_s, L_s, O, L, device=device)
     return O, L

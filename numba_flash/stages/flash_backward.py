@@ -111,8 +111,8 @@ def make_backward(Br, Bc, d, real, allowed, first, keep):
                             for t in range(d):
                                 s += Q_i[r, t] * K_j[c, t]   # Alg. 4, l. 11
                                 dp += dO_i[r, t] * V_j[c, t] # Alg. 4, l. 17
-                            seen = allowed(mask, b, i + r + N_k - N, j + c)
-                            s = s * scale if seen else real(-math.inf)  # Alg. 4, l. 12
+                            is_allowed = allowed(mask, b, i + r + N_k - N, j + c)
+                            s = s * scale if is_allowed else real(-math.inf)  # Alg. 4, l. 12
                             p = weight(s, m_i[r]) / l_i[r]   # Alg. 4, l. 13
                             z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4, l. 14
                             ds = p * (dp * z - D_i[r])       # Alg. 4, l. 18 and 20

@@ -65,8 +65,8 @@ def make_scores(T, real, allowed):
                 acc += Q_i[ty, t] * K_j[tx, t]
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
         if row < N and col < N_k:
-            seen = allowed(mask, b, row + N_k - N, col)
-            S[h, row, col] = acc * scale if seen else real(-math.inf)  # Alg. 0, l. 1
+            is_allowed = allowed(mask, b, row + N_k - N, col)
+            S[h, row, col] = acc * scale if is_allowed else real(-math.inf)  # Alg. 0, l. 1
 
     return scores
 

