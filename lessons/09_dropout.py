@@ -107,8 +107,8 @@ dVᵀ = Z∘P: that is the Z of the backward pass. With N = d = 16 and 2 heads, 
 those that NumPy finds:
 """)
 this.show(report.table(["stage", "tiles", "forward", "backward"], rows), "")
-other = dropout.to_dense(this.seed + 1, p, 1, n, n)[0]
-pictures = {"head 0": Z[0], "head 1": Z[1], f"head 0, seed {this.seed + 1}": other}
+other = dropout.to_dense((this.seed + 1) % 2**64, p, 1, n, n)[0]
+pictures = {"head 0": Z[0], "head 1": Z[1], f"head 0, seed {(this.seed + 1) % 2**64}": other}
 this.text("The same as a picture; a gap is a weight that is dropped:")
 this.show(report.tile_map(*(report.Tiles(name, n, n, np.argwhere(z)) for name, z in pictures.items())), "")
 draws = np.random.default_rng(this.seed).random(n * n) >= p

@@ -53,10 +53,10 @@ it is {flops / alone.total_bytes:.2f} FLOP/byte here.) An H200 moves {BANDWIDTH 
 {FP32 / 1e12:.0f} TFLOP/s in float32, so below {ridge:.1f} FLOP/byte it waits for memory (lesson 01). What is left to
 gain is parallelism: one multiprocessor can ask HBM for a small part of what it delivers, all of them for all of it.
 
-So the keys are cut into n splits (--splits), and each split gets a block of its own. It computes the attention of the
-query to these keys alone, O_s and L_s. A second kernel puts the parts together, by the law of lesson 04:
+So the keys are cut into n splits (--splits), and each split gets a block of its own. It goes through these keys alone,
+and leaves m_s, l_s and O_s, not yet divided by l_s. A second kernel puts the parts together, by the law of lesson 04:
 
-    L = log ∑exp(L_s)          O = ∑exp(L_s - L)·O_s
+    m = max m_s      l = ∑exp(m_s - m)·l_s      O = ∑exp(m_s - m)·O_s / l
 """)
 
 # %% Two splits by hand.
@@ -70,19 +70,23 @@ by_kernel = nf.attention(one, S, V, split_kv=3, blocks=(1, 2), **small)
 this.text("""
 Four keys and d = 1. exp(S) is 1, 1, 4 and 2, and V is 4, 8, 12 and 6. Two keys for each split:
 
-    l_0 = 1 + 1 = 2      O_0 = (1·4 + 1·8)/2 = 6         L_0 = log 2
-    l_1 = 4 + 2 = 6      O_1 = (4·12 + 2·6)/6 = 10       L_1 = log 6
+    m_0 = log 1    l_0 = 1 + 1 = 2         O_0 = 1·4 + 1·8 = 12
+    m_1 = log 4    l_1 = 1 + 1/2 = 3/2     O_1 = 1·12 + 1/2·6 = 15
 
-So L = log(2 + 6) = log 8. The weights exp(L_s - L) are 2/8 and 6/8, and O = 6·2/8 + 10·6/8 = 9. All keys at once give
-(4 + 8 + 48 + 12)/8 = 9, too. By flash2, from the keys of each split, and from no keys at all as split 2:
+So m = log 4. The factors exp(m_s - m) are 1/4 and 1, l = 2/4 + 3/2 = 2, and O = (12/4 + 15)/2 = 9. All keys at once
+give (4 + 8 + 48 + 12)/8 = 9, too. By flash2, from the keys of each split, and from no keys at all as split 2, where L_s
+= m_s + log l_s, and O_s / l_s is what it hands back:
 """)
-this.show(report.table(["split", "L_s", "O_s", "exp(L_s - L)"], [
+this.show(report.table(["split", "L_s", "O_s / l_s", "exp(L_s - L)"], [
     [s, *(f"{x:.4f}" for x in (L_s[0], O_s[0, 0], np.exp(L_s[0] - L[0])))] for s, (O_s, L_s) in enumerate(parts)
 ]), "")
 this.text(f"""
 `nf.merge` of splits 0 and 1 gives O = {whole[0, 0]:.5g}; in the other order {turned[0, 0]:.5g}; with split 2 as well
 {three[0, 0]:.5g}. The kernels below, with 3 splits, give {by_kernel[0, 0]:.5g}. The order does not matter, but for
-rounding. An empty split has L_s = -∞, and so the weight 0.
+rounding. An empty split has m_s = L_s = -∞, and so the weight 0.
+
+(Why not let a split leave L_s and O_s / l_s, as `nf.merge` takes them? L_s is rounded. Where it is large, its last
+digit is worth more than log l_s, and the weights lose it: lesson 07.)
 """)
 
 # %% The kernels.
@@ -108,18 +112,18 @@ this.ask("""
 How many elements do the two kernels move for one head, as a formula in N_k, d and n? How many are that more than flash2
 moves? For which n is that one percent?
 """)
-more = 5 * n * d + n - d
+more = 6 * n * d + 2 * n - d
 assert predicted.elements == alone.elements + H * more
-most = (alone.elements // H + 100 * d) // (100 * (5 * d + 1))
+most = (alone.elements // H + 100 * d) // (100 * (6 * d + 2))
 limit = f"up to n = {most:,}" if most else "for no n: the text is too short"
 this.show(report.table(["", "flash2", "flash2_split", "merge_splits"], [
-    ["Q", "d", "nd", "-"], ["K, V", "2N_k·d", "2N_k·d", "-"], ["O_s", "-", "nd", "nd"], ["L_s", "-", "n", "2nd"],
-    ["O, L", "d + 1", "-", "d + 1"],
+    ["Q", "d", "nd", "-"], ["K, V", "2N_k·d", "2N_k·d", "-"], ["O_s", "-", "nd", "nd"], ["m_s", "-", "n", "2nd"],
+    ["l_s", "-", "n", "nd"], ["O, L", "d + 1", "-", "d + 1"],
 ]), "")  # fmt: skip
 this.text(f"""
-All d threads of the merge ask for all L_s twice, for m and for the weights. (Caches answer most of that.) Together that
-is 5nd + n - d more than flash2: here {more:,} more than {alone.elements // H:,}. 5nd is one percent of 2N_k·d where n =
-N_k/250. Exactly, the splits cost one percent of the bill of flash2 or less {limit}.
+All d threads of the merge ask for all m_s twice, for m and for the factors, and for all l_s. (Caches answer most of
+that.) Together that is 6nd + 2n - d more than flash2: here {more:,} more than {alone.elements // H:,}. 6nd is one
+percent of 2N_k·d where n = N_k/300. Exactly, the splits cost one percent of the bill of flash2 or less {limit}.
 """)
 
 # %% The run.
@@ -136,7 +140,7 @@ limit = testing.bound(truth, errors["naive"], n_k=N_k)
 this.bill("split", bills["split"], predicted=predicted, previous=("flash2", alone), algorithm0=algorithm0(**size),
           below=report.error_line(errors["split"], naive=errors["naive"], bound=limit))  # fmt: skip
 this.text(f"""
-K and V are loaded once, as before. What is new: the query for each split, O_s and L_s, and a second launch. The
+K and V are loaded once, as before. What is new: the query for each split, O_s, m_s and l_s, and a second launch. The
 function is the same. (The error of flash2 without splits is {errors["flash2"]:.1e}.)
 """)
 
@@ -162,9 +166,9 @@ this.text("The longest chain, in tiles:")
 this.show(report.bars({f"n = {row[0]:,}": row[3] for row in table}), "")
 this.text(f"""
 With more splits than Tc some are empty. (With fewer some may be, where n does not divide Tc.) Their blocks store O_s =
-0 and L_s = -∞ for nothing. And the merge is a chain, too: each thread goes through all n splits. So one takes as many
-as give each multiprocessor a block, ⌈{SM}/H⌉ = {tiles(SM, H)} here, but no more than Tc. A batch of texts needs fewer:
-each text has blocks of its own.
+0, m_s = -∞ and l_s = 0 for nothing. And the merge is a chain, too: each thread goes through all n splits. So one takes
+as many as give each multiprocessor a block, ⌈{SM}/H⌉ = {tiles(SM, H)} here, but no more than Tc. A batch of texts needs
+fewer: each text has blocks of its own.
 
 Rows of the same chain give the same bits: their splits hold the same tiles, and an empty split adds 0. Another chain
 rounds in another way, and a shorter one often less. From n = 1 the outputs differ by {apart:.1e} at most.

@@ -230,6 +230,8 @@ def bill(flags):
     more |= {"deterministic": not flags.atomics, "dropout_p": flags.dropout, "split_kv": flags.split_kv}
     if flags.atomics and (flags.stage != "flash2" or flags.direction == "forward"):
         raise ValueError("--atomics is for the backward pass of flash2: add --stage flash2 --direction both")
+    if flags.split_kv and flags.direction != "forward":
+        raise ValueError("--split-kv is for --direction forward")
     if flags.return_lse and flags.direction != "forward":
         raise ValueError("--return-lse is for --direction forward")
     sizes["kv_heads"] = flags.kv_heads

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import choose_blocks, fitting_blocks, stream
+from .blocks import choose_blocks, fitting_blocks, fitting_sides, kernel_tiles
 from .checks import (
     boolean_tiles,
     check_deterministic,
     check_sparse,
     check_split,
     check_stage,
-    integer,
     probability,
+    seed_of_64_bits,
     truth,
 )
 from .engine import launch as engine
@@ -177,9 +177,8 @@ def attention_backward(
     check_deterministic(stage, truth("deterministic", deterministic))
     sides = None
     if block_mask is not None:
-        blocks = blocks if blocks is not None else tuple(choose_blocks(stage, d=d, dtype=dtype, direction="both"))
-        sides = fitting_blocks(stage, blocks, d=d, dtype=dtype)
-        blocks = tuple(sides) if deterministic else (stream(sides.Br), sides.Bc)
+        sides = fitting_sides(blocks, d=d, dtype=dtype, deterministic=deterministic)
+        blocks = kernel_tiles(sides, deterministic)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
     _check_grid(stage, blocks, {"q": N, "k": N_k})
     place = engine.device(device).name
@@ -319,9 +318,7 @@ def _bytes(mask, shape, place):
 
 def _dropping(mask, dropout_p, seed):
     """The mask with dropout."""
-    if integer("seed", seed) >= 2**64:
-        raise ValueError(f"seed={seed} is too large: pass one below 2**64")
-    return replace(mask, seed=np.uint64(seed), p_drop=np.float64(probability("dropout_p", dropout_p)))
+    return replace(mask, seed=seed_of_64_bits(seed), p_drop=np.float64(probability("dropout_p", dropout_p)))
 
 
 def _sparse(mask, block_mask, blocks, N, N_k, place):
@@ -343,7 +340,9 @@ def _check_lse(lse, mask, N, N_k):
     key_mask = engine.to_host(mask.keys) if mask.masked else None
     block_mask = engine.to_host(mask.blocks) if mask.sides else None
     sees = rows_with_keys(N, N_k, mask.causal, key_mask, block_mask, mask.sides)  # (N,), or (B, N)
-    sees = np.broadcast_to(sees[:, None] if sees.ndim == 2 and values.ndim == 3 else sees, values.shape)
+    if sees.ndim == 2:
+        sees = sees[:, None] if values.ndim == 3 else sees[0]  # of each batch, for all its heads; or of the only one
+    sees = np.broadcast_to(sees, values.shape)
     wrong = np.where(sees, ~np.isfinite(values), ~np.isneginf(values))
     if wrong.any():
         at = tuple(map(int, np.argwhere(wrong)[0]))

@@ -289,8 +289,10 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
 
 def _tiling(stage, direction):
     if not isinstance(direction, str) or direction not in TILINGS:
-        raise ValueError(f"direction={direction!r} has no tiles: pass {' or '.join(map(repr, TILINGS))}")
-    check_stage(stage, TILINGS[direction])
+        raise ValueError(f"direction={direction!r} has no tiles: pass {', '.join(map(repr, TILINGS))} or 'both'")
+    check_stage(stage, TILINGS["forward"])
+    if stage not in TILINGS[direction]:
+        raise ValueError(f"direction={direction!r} is not one of stage {stage!r}: pass stage='flash2'")
     return TILINGS[direction][stage]
 
 
@@ -325,6 +327,44 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     raise ValueError(
         f"blocks={given!r}: {chosen.threads} threads of up to {chosen.registers} registers take, in whole warps, "
         f"{chosen.block_registers:,}, and a block has {REGISTERS:,}; {way_out}"
+    )
+
+
+def kernel_tiles(sides, deterministic):
+    """The tiles of flash2's backward pass under a block mask with tiles of `sides`."""
+    return tuple(sides) if deterministic else (stream(sides.Br), sides.Bc)
+
+
+def fitting_sides(blocks, *, d, dtype, deterministic):
+    """The tiles of a block mask, by default those of choose_blocks(direction="both"), that fit flash2 in both passes.
+
+    SharedMemoryError or ValueError for others: it says what is too much, and tiles that fit.
+    """
+    if blocks is None:
+        blocks = choose_blocks("flash2", d=d, dtype=dtype, direction="both")
+    sides = check_blocks("flash2", blocks, d=d, dtype=dtype)
+    direction = "backward" if deterministic else "atomic"
+
+    def parts(Br, Bc):
+        forward = replace(sides, Br=Br, Bc=Bc)
+        yield forward
+        Br, Bc = kernel_tiles(forward, deterministic)
+        yield replace(forward, Br=Br, Bc=Bc, direction=direction)
+
+    def fit(Br, Bc):
+        return all(part.fits for part in parts(Br, Bc))
+
+    if fit(*sides):
+        return sides
+    over = next(part for part in parts(*sides) if not part.fits)
+    most = STATIC_SHARED // sides.itemsize
+    Br = max(Br for Br in range(1, min(sides.Br, most) + 1) if fit(Br, 1))
+    Bc = max(Bc for Bc in range(1, min(sides.Bc, most) + 1) if fit(Br, Bc))
+    kind = SharedMemoryError if over.shared_bytes > STATIC_SHARED else ValueError
+    raise kind(
+        f"blocks={tuple(sides)!r}: the tiles of a block mask serve both passes; flash2{PASSES[over.direction]} would "
+        f"need {over.shared_bytes:,} bytes of shared memory, {over.threads:,} threads and {over.block_registers:,} "
+        f"registers, and a block has {STATIC_SHARED:,}, {THREADS:,} and {REGISTERS:,}; blocks={(Br, Bc)} fits"
     )
 
 

@@ -43,16 +43,24 @@ def probability(name, value):
     """`value` as a float from 0 to below 1; TypeError where it is no number, ValueError where it is another."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: pass a float")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}={value!r} is no probability to drop a weight: pass 0 or more, and less than 1")
+    if not (0 <= value < 1 and float(value) < 1):
+        shown = reprlib.repr(value)
+        raise ValueError(f"{name}={shown} is no probability to drop a weight: pass 0 or more, and less than 1")
     return float(value)
+
+
+def seed_of_64_bits(seed):
+    """`seed` as a uint64; ValueError where it is none."""
+    if integer("seed", seed) >= 2**64:
+        raise ValueError(f"seed={reprlib.repr(seed)} is too large: pass one below 2**64")
+    return np.uint64(seed)
 
 
 def check_split(stage, split_kv, most, block_mask):
     """`split_kv` as an int. ValueError beyond `most`, for a stage that has no such kernel, and with a block mask."""
     splits = integer("split_kv", split_kv, 1)
     if splits > most:
-        raise ValueError(f"split_kv={splits} is too large: a CUDA grid holds {most:,}")
+        raise ValueError(f"split_kv={splits} is too large: pass at most {most:,}, as many blocks as a CUDA grid holds")
     if stage != "flash2":
         raise ValueError(f"split_kv={splits}: stage {stage!r} does not split the keys; pass stage='flash2'")
     if block_mask is not None:
@@ -68,7 +76,7 @@ def check_sparse(stage):
 
 def boolean_tiles(block_mask, blocks, N, N_k):
     """`block_mask`, an array (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
-    if not hasattr(block_mask, "dtype"):
+    if not hasattr(block_mask, "dtype") or isinstance(block_mask, np.ma.MaskedArray):
         what = type(block_mask).__name__
         raise TypeError(f"block_mask={reprlib.repr(block_mask)} is a {what}: pass a NumPy array of booleans")
     if block_mask.dtype != np.bool_:

@@ -10,6 +10,8 @@ from functools import cache
 import numpy as np
 from numba import cuda
 
+from .checks import seed_of_64_bits
+
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 STEP_0, STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # of the key, from round to round
 LOW = np.uint64(0xFFFFFFFF)  # the lower 32 bits
@@ -58,7 +60,8 @@ def to_dense(seed, p_drop, H, N, N_k, first=(0, 0)):
 
     first: the head and the query that it begins with.
     """
+    seed = seed_of_64_bits(seed)
     h, i, j = (index.astype(np.uint64) for index in np.indices((H, N, N_k), sparse=True))
     h, i = h + np.uint64(first[0]), i + np.uint64(first[1])
-    words = philox(i, j, h, np.uint64(0), np.uint64(seed))[0]
+    words = philox(i, j, h, np.uint64(0), seed)[0]
     return np.where(words >= np.uint64(p_drop * WORDS), 1 / (1 - p_drop), 0.0)

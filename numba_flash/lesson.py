@@ -119,7 +119,7 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
         "d": (whole_number(1, MAX_D), "D", "d, the number of columns of a head"),
         "heads": (whole_number(1, GRID_YZ), "H", "the number of heads"),
         "blocks": blocks,
-        "seed": (whole_number(0), "S", "seed of the random input"),
+        "seed": (whole_number(0, 2**64 - 1), "S", "seed of the random input"),
         **{flag: rest for flag, (_, *rest) in extra.items()},
     }.items():
         default = values[flag]

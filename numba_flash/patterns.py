@@ -13,13 +13,13 @@ from .checks import integer
 
 def local(n, n_k, blocks, width=1):
     """Places no more than `width` apart: the diagonal, and what is near it."""
-    width = integer("width", width)
+    width = min(integer("width", width), 2**62)
     return _tiles(n, n_k, blocks, lambda p, q: np.abs(p - q) <= width)
 
 
 def strided(n, n_k, blocks, stride=4):
     """Places a multiple of `stride` apart, and neighbours."""
-    stride = integer("stride", stride, 1)
+    stride = min(integer("stride", stride, 1), 2**62)
     return _tiles(n, n_k, blocks, lambda p, q: ((p - q) % stride == 0) | (np.abs(p - q) <= 1))
 
 

@@ -329,7 +329,7 @@ REFUSED = {  # name: (arguments in place of the right ones, error, all of the me
         {n: huge(65_536, 1, 4) for n in "qkv"},
         ValueError,
         r"q has shape \(65536, 1, 4\), 65,536 heads over the batch: a CUDA grid holds 65,535, "
-        "so call attention for parts of the batch",
+        "so call attention for parts of the batch, with dropout each with a seed of its own",
     ),
     "65,536 heads over the batch": (
         {n: huge(256, 256, 1, 4) for n in "qkv"},

@@ -1,5 +1,6 @@
 """The block masks that come ready-made."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,12 @@ def test_local_holds_all_keys_within_the_width_and_none_far_away(n, Br, Bc, widt
                 assert mask[i // Br, j // Bc]
             if abs(i - j) > (width + 3) * place:
                 assert not mask[i // Br, j // Bc]
+
+
+def test_any_width_and_stride():
+    for wide in (10, 2**63, 10**30):
+        assert patterns.local(3, 3, (1, 1), wide).all()
+        assert np.array_equal(patterns.strided(3, 3, (1, 1), wide), patterns.local(3, 3, (1, 1)))
 
 
 def test_a_butterfly_has_log_tiles_a_row():

@@ -25,7 +25,6 @@ from ..checks import (
     truth,
 )
 from ..engine.model import GRID_YZ, STATIC_SHARED
-from ..masks import rows_with_keys
 from .ledger import Bill, Count
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -107,7 +106,8 @@ class SparseProblem(Problem):
     @cached_property
     def sides(self):
         """Where the tiles of queries and of keys begin and end: i0, i1 of shape (Tr, 1), j0, j1 of shape (Tc,)."""
-        i0, j0 = (np.arange(count) * side for count, side in zip(self.visited.shape, self.blocks))
+        exact = np.int64 if (self.N + self.N_k) ** 2 < 2**62 else object  # of Python's integers, which have no end
+        i0, j0 = (np.arange(count).astype(exact) * side for count, side in zip(self.visited.shape, self.blocks))
         i1, j1 = np.minimum(i0 + self.blocks[0], self.N), np.minimum(j0 + self.blocks[1], self.N_k)
         return i0[:, None], i1[:, None], j0, j1
 
@@ -129,7 +129,10 @@ class SparseProblem(Problem):
 
     @property
     def rows(self):
-        return int(rows_with_keys(self.N, self.N_k, self.causal, None, self.visited, self.blocks).sum())
+        i0, i1, j0, _ = self.sides
+        first = j0[self.visited.argmax(axis=1)][:, None] + (self.N - self.N_k if self.causal else -self.N_k)
+        seeing = np.clip(i1 - np.maximum(i0, first), 0, None)[:, 0]
+        return int(seeing[self.visited.any(axis=1)].sum())
 
     @property
     def keys(self):
@@ -353,8 +356,9 @@ def flash2_split(p):
     """Blocks that share the keys of a query, each in tiles of Bc; and one thread per element of O to merge their parts.
 
     A score: two products of d, scale, subtract, exp, and for each of Bc threads a max and a sum; a tile: O rescaled, d,
-    and l and its factor, 1 + 2 for each of Bc threads, of which the factor is not needed at the first; a split with
-    keys: O divided, d, and L formed, 2.
+    and l and its factor, 1 + 2 for each of Bc threads, of which the factor is not needed at the first. To merge, an
+    element of each split: max, two products, two sums, and 2 for the factor of one with keys; a row with keys: O
+    divided, d, and L formed, 2.
     """
     N, N_k, d, n = p.N, p.N_k, p.d, p.splits
     Bc = p.blocks[1]
@@ -363,23 +367,28 @@ def flash2_split(p):
         """The parts of `size` keys that a query sees something of, summed over the queries."""
         if not p.causal:
             return N * tiles(N_k, size)
-        return sum(tiles(min(keys, N_k), size) for keys in range(max(N_k - N + 1, 0), N_k + 1))
+        return _sum_of_tiles(N_k, size) - _sum_of_tiles(max(N_k - N, 0), size)
 
     def flops():
         steps, used = parts(Bc), parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
-        scores = p.pairs * (4 * d + 3 + 2 * Bc)
-        return scores + steps * (d + Bc) + 2 * Bc * (steps - used) + used * (d + 2)
+        return p.pairs * (4 * d + 3 + 2 * Bc) + steps * (d + Bc) + 2 * Bc * (steps - used)
 
     def merging():
         used = parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
-        return 4 * n * N * d + 2 * d * used + p.rows * (d + 2)
+        return 5 * n * N * d + 2 * d * used + p.rows * (d + 2)
 
     loads = {"Q": n * N * d, "K": p.pairs * d, "V": p.pairs * d, **p.mask}
-    merge = {"O_s": n * N * d, "L_s": 2 * n * N * d}
+    merge = {"O_s": n * N * d, "m_s": 2 * n * N * d, "l_s": n * N * d}
     return {
-        "flash2_split": Kernel(loads, {"O_s": n * N * d, "L_s": n * N}, flops),
+        "flash2_split": Kernel(loads, {"O_s": n * N * d, "m_s": n * N, "l_s": n * N}, flops),
         "merge_splits": Kernel(merge, {"O": N * d, "L": N}, merging),
     }
+
+
+def _sum_of_tiles(size, T):
+    """Σ ⌈x/T⌉ over x from 1 to `size`."""
+    whole, rest = divmod(size, T)
+    return T * whole * (whole + 1) // 2 + rest * (whole + 1)
 
 
 def flash2_steps(p, Br, Bc):

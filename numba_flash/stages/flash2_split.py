@@ -1,13 +1,13 @@
 """Decoding by stage `flash2`: one query and a long cache of keys, which many blocks share (`split_kv`).
 
 This is Flash-Decoding (Dao, Haziza, Massa & Sizov 2023). With one query there is one tile of queries, so `flash2` would
-run one block per head and leave most of a GPU idle. Here each split of the keys gets a block of its own, which leaves a
-partial O_s and its L_s in HBM; a second kernel merges them, O = Σ_s exp(L_s − L) O_s with L = log Σ_s exp(L_s): pieces
-of a softmax can be put together in any order (Milakov & Gimelshein 2018, arXiv:1805.02867). For one head, N queries,
-N_k keys, in n splits:
+run one block per head and leave most of a GPU idle. Here each split of the keys gets a block of its own, which leaves
+its m_s, l_s and O_s, not yet divided, in HBM; a second kernel merges them, m = max m_s, l = Σ_s exp(m_s − m) l_s and
+O = Σ_s exp(m_s − m) O_s / l: pieces of a softmax can be put together in any order (Milakov & Gimelshein 2018,
+arXiv:1805.02867). For one head, N queries, N_k keys, in n splits:
 
-    flash2_split   loads Q nNd, K N·N_k·d, V N·N_k·d     stores O_s nNd, L_s nN
-    merge_splits   loads O_s nNd, L_s 2nNd               stores O Nd, L N
+    flash2_split   loads Q nNd, K N·N_k·d, V N·N_k·d     stores O_s nNd, m_s nN, l_s nN
+    merge_splits   loads O_s nNd, m_s 2nNd, l_s nNd      stores O Nd, L N
 
 A block has one query, so here a thread has a key, and then a column of V and O. Heads of Q that share a head of K and V
 each load it (flash-attn puts such a group into one tile of queries, and loads it once). Nothing is dropped.
@@ -33,7 +33,7 @@ def make_split(Bc, d, real, allowed, seen):
     weight = make_weight(real)
 
     @cuda.jit
-    def flash2_split(Q, K, V, mask, O_s, L_s, scale, length):
+    def flash2_split(Q, K, V, mask, O_s, m_s, l_s, scale, length):
         K_j = cuda.shared.array((Bc, padded), real)
         Q_i = cuda.shared.array(d, real)
         O_i = cuda.shared.array(d, real)
@@ -77,31 +77,32 @@ def make_split(Bc, d, real, allowed, seen):
                 O_i[t] = acc
             m_i = m_new
         for t in range(r, d, Bc):
-            O_s[split, h, i, t] = O_i[t] / l_i if l_i != real(0) else real(0)
+            O_s[split, h, i, t] = O_i[t]
         if r == 0:
-            L_s[split, h, i] = m_i + math.log(l_i) if l_i != real(0) else m_i
+            m_s[split, h, i] = m_i
+            l_s[split, h, i] = l_i
 
     return flash2_split
 
 
 @cache
 def make_merge(real):
-    """O = Σ_s exp(L_s − L) O_s and L = log Σ_s exp(L_s): one thread per element of O. An empty split has L_s = −∞."""
+    """O = Σ_s exp(m_s − m) O_s / l and L = m + log l: one thread per element of O. An empty split has m_s = −∞."""
     weight = make_weight(real)
 
     @cuda.jit
-    def merge_splits(O_s, L_s, O, L):
+    def merge_splits(O_s, m_s, l_s, O, L):
         i, h = cuda.blockIdx.x, cuda.blockIdx.z
         t = cuda.blockIdx.y * COLUMNS + cuda.threadIdx.x     # column of this thread
         if t < O.shape[2]:
             m = real(-math.inf)
-            for split in range(L_s.shape[0]):
-                m = max(m, L_s[split, h, i])
+            for split in range(m_s.shape[0]):
+                m = max(m, m_s[split, h, i])
             l = real(0)
             acc = real(0)
-            for split in range(L_s.shape[0]):
-                w = weight(L_s[split, h, i], m)
-                l += w
+            for split in range(m_s.shape[0]):
+                w = weight(m_s[split, h, i], m)
+                l += w * l_s[split, h, i]
                 acc += w * O_s[split, h, i, t]
             O[h, i, t] = acc / l if l != real(0) else real(0)
             if t == 0:
@@ -121,10 +122,11 @@ def forward(Q, K, V, scale, splits, *, mask=None, blocks=None, device=None):
     _, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype, direction="split")
     real = numba_type(Q.dtype)
     mask = mask or no_mask(device)
-    O_s, L_s = empty((splits, H, N, d), Q.dtype, device), empty((splits, H, N), Q.dtype, device)
+    O_s = empty((splits, H, N, d), Q.dtype, device)
+    m_s, l_s = empty((splits, H, N), Q.dtype, device), empty((splits, H, N), Q.dtype, device)
     O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
     length = tiles(tiles(N_k, Bc), splits) * Bc              # keys of a split: whole tiles
     kernel = make_split(Bc, d, real, mask.allowed, mask.seen)
-    launch(kernel, (N, H, splits), Bc, Q, K, V, mask.keys, O_s, L_s, scale, length, device=device)
-    launch(make_merge(real), (N, tiles(d, COLUMNS), H), COLUMNS, O_s, L_s, O, L, device=device)
+    launch(kernel, (N, H, splits), Bc, Q, K, V, mask.keys, O_s, m_s, l_s, scale, length, device=device)
+    launch(make_merge(real), (N, tiles(d, COLUMNS), H), COLUMNS, O_s, m_s, l_s, O, L, device=device)
     return O, L

@@ -1,5 +1,7 @@
 """Causal order, key masks, dropout and block masks in every stage and both passes, with shared heads and N ≠ N_k."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -319,6 +321,7 @@ BAD = [
     ({"dropout_p": True}, TypeError, "dropout_p=True is a bool: pass a float"),
     ({"seed": 1.5}, TypeError, "seed=1.5 is not an integer"),
     ({"seed": -1}, ValueError, "seed=-1 is too small: pass 0 or more"),
+    ({"dropout_p": 1 - np.finfo(np.longdouble).eps / np.longdouble(2) ** 20}, ValueError, "is no probability"),
     ({"seed": 2**64}, ValueError, "seed=18446744073709551616 is too large: pass one below 2.*64"),
     ({"block_mask": np.ones((1, 1), bool), "stage": "flash"}, ValueError, "'flash' leaves out no tiles: pass stage="),
     ({"block_mask": [[True]]}, TypeError, "block_mask=.* is a list: pass a NumPy array, .* dtype=bool"),
@@ -335,6 +338,44 @@ def test_bad_masks(how, error, says):
         nf.attention(q, k, k, **how)
     with pytest.raises(error, match=says):
         nf.attention_backward(q, k, k, q, **how)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4), (2, 2, 5, 4)], ids=str)
+def test_lse_of_hidden_rows_comes_back(shape):
+    """With out and lse given, in 2, 3 and 4 axes: rows that see no key have lse = −∞, and others must not."""
+    q = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    nothing = np.zeros((2, 5) if len(shape) == 4 else 5, bool)
+    if len(shape) == 4:
+        nothing[1] = True
+    out, lse = nf.attention(q, q, q, key_mask=nothing, return_lse=True)
+    dq, _, _ = nf.attention_backward(q, q, q, q, out=out, lse=lse, key_mask=nothing)
+    assert np.isfinite(dq).all() and not dq.reshape(-1, 5, 4)[0].any()
+    lse[..., 0] = np.inf
+    with pytest.raises(ValueError, match="pass what attention"):
+        nf.attention_backward(q, q, q, q, out=out, lse=lse, key_mask=nothing)
+
+
+def test_tiles_of_a_block_mask_must_fit_both_passes():
+    q = np.ones((8, 8), np.float32)
+    for deterministic in (True, False):
+        with pytest.raises(nf.errors.SharedMemoryError, match="the tiles of a block mask serve both passes") as error:
+            nf.attention_backward(
+                q, q, q, q, block_mask=np.ones((2, 1), bool), blocks=(4, 2000), deterministic=deterministic
+            )
+        Br, Bc = map(int, re.search(r"blocks=\((\d+), (\d+)\) fits", str(error.value)).groups())
+        block_mask = np.ones((2, 1), bool)
+        nf.attention_backward(q, q, q, q, block_mask=block_mask, blocks=(Br, Bc), deterministic=deterministic)
+
+
+def test_predictions_of_a_block_mask_have_no_end():
+    N = 2**33
+    sizes = {"n": N, "d": 64, "blocks": (N, N), "key_mask": True}
+    for causal in (False, True):
+        dense, sparse = (
+            nf.predict("flash2", causal=causal, block_mask=mask, **sizes)["mask"].loads
+            for mask in (None, np.ones((1, 1), bool))
+        )
+        assert dense == sparse > N
 
 
 def test_lse_must_fit_the_mask():
