@@ -118,11 +118,14 @@ FAULTS = {
               "the sign of lse; a pass that keeps P does not see it"),
     ],
     "stages/tiled.py": [
+        Fault("K not through its tile", "acc += Q_i[ty, t] * K_j[tx, t]",
+              "acc += Q_i[ty, t] * load_or_zero(K, g, col, t0 + t)",
+              "right, with the traffic that the stage says it deletes", aim="bill"),
         Fault("a tail of d dropped", "range(0, Q.shape[2], T)", "range(0, Q.shape[2] // T * T, T)",
               "a dropped tail: d / T rounded down"),
         Fault("a tail of keys dropped", "range(0, P.shape[2], T)", "range(0, P.shape[2] // T * T, T)",
               "a dropped tail: N_k / T rounded down"),
-        Fault("a tail of queries dropped", "(tiles(d, T), tiles(N, T), H)", "(tiles(d, T), N // T, H)",
+        Fault("a tail of queries dropped", "(tiles(d, T), tiles(N, T), H)", "(tiles(d, T), max(1, N // T), H)",
               "a grid rounded down"),
         Fault("no bounds on rows", "if i < X.shape[1] and t < X.shape[2]:", "if t < X.shape[2]:",
               "a read beyond the last row, which a GPU answers"),
@@ -180,7 +183,7 @@ FAULTS = {
         Fault("a tail of keys dropped", "for j in range(0, N_k, Bc):", "for j in range(0, N_k // Bc * Bc, Bc):",
               "a dropped tail: N_k / Bc rounded down"),
         Fault("keys beyond the tail", "for c in range(min(Bc, N_k - j)):", "for c in range(Bc):",
-              "tail columns: rows of K_j that were not loaded", times=3, at=0),
+              "tail columns: rows of K_j that were not loaded", times=3, at=0, aim="races"),
         Fault("weights beyond the tail", "for c in range(min(Bc, N_k - j)):", "for c in range(Bc):",
               "tail columns: stale scores enter the sum", times=3, at=1),
         Fault("one query too few", "first(j + N - N_k)", "first(j + N - N_k + 1)",
@@ -189,6 +192,7 @@ FAULTS = {
     "stages/flash_backward.py": [
         Fault("D from Q", "dO_i[r, t] * O[h, i + r, t]", "Q_i[r, t] * O[h, i + r, t]", "D from the wrong tensor"),
         Fault("D without dO", "dO_i[r, t] * O[h, i + r, t]", "O[h, i + r, t]", "D wrong, hidden by dO = ones"),
+        Fault("O of another row", "dO_i[r, t] * O[h, i + r, t]", "dO_i[r, t] * O[h, i, t]", "D of another row"),
         Fault("dQ overwritten", "dQ[h, i + r, t] += acc * scale", "dQ[h, i + r, t] = acc * scale",
               "a gradient of the last tile alone"),
         Fault("dQ not cleared", "launch(make_initialise_dQ(real), rows, ROWS, dQ, device=device)", "pass",
@@ -232,13 +236,19 @@ FAULTS = {
               "seen(cuda.blockIdx.x * Br + N_k - N, N_k)", "causal: a tile skipped that later rows see", aim="masks"),
         Fault("a tail of keys dropped", "for j in range(0, keys, Bc):", "for j in range(0, keys // Bc * Bc, Bc):",
               "a dropped tail: N_k / Bc rounded down"),
-        Fault("a tail of queries dropped", "(tiles(N, Br), H)", "(N // Br, H)", "a grid rounded down"),
+        Fault("a tail of queries dropped", "(tiles(N, Br), H)", "(max(1, N // Br), H)", "a grid rounded down"),
         Fault("weights beyond the tail", "for c in range(min(Bc, keys - j)):", "for c in range(Bc):",
               "tail columns: stale scores enter the sum", times=2, at=1),
         Fault("no bounds on queries", "Q[h, i, t] if i < N else real(0)", "Q[h, i, t]",
               "a read beyond the last row, which a GPU answers"),
         Fault("K heads interleaved", "g = h * K.shape[0] // Q.shape[0]", "g = h % K.shape[0]",
               "GQA by repeat in place of repeat_interleave"),
+        Fault("the maximum of |S|", "m_new = max(m_new, s)", "m_new = max(m_new, abs(s))",
+              "a maximum above the scores: the weights underflow"),
+        Fault("Q read again for each key", "s += Q_i[t] * K_j[c, t]", "s += Q[h, i, t] * K_j[c, t]",
+              "right, with the traffic that the stage says it deletes", aim="bill"),
+        Fault("no key skipped", "seen(min(cuda.blockIdx.x * Br + Br, N) - 1 + N_k - N, N_k)", "N_k",
+              "causal: tiles read and thrown away", aim="bill"),
         Fault("lse in base 2", "math.log(l_i)", "math.log2(l_i)", "a base-2 softmax whose lse is not brought back"),
         Fault("L without m", "m_i + math.log(l_i) if", "math.log(l_i) if", "lse off by the row's maximum"),
         Fault("a row without keys", "O_i[t] / l_i if l_i != real(0) else real(0)", "O_i[t] / l_i",
@@ -249,7 +259,7 @@ FAULTS = {
     "stages/flash2_backward.py": [
         Fault("D from O alone", "dO[h, i, t] * O[h, i, t]", "O[h, i, t]", "D wrong, hidden by dO = ones"),
         Fault("D from dO alone", "dO[h, i, t] * O[h, i, t]", "dO[h, i, t] * dO[h, i, t]", "D from the wrong tensor"),
-        Fault("D left out of dS", "ds = p * (dp - D_i[r])", "ds = p * dp",
+        Fault("D left out of dS", " - D_i[r])", ")",
               "the softmax's Jacobian without its second term"),
         Fault("dV without dO", "dV_j[t] += p * dO_i[r, t]", "dV_j[t] += p", "hidden by dO = ones"),
         Fault("one head of a group", "range(g * group, (g + 1) * group)", "range(g * group, g * group + 1)",
@@ -271,10 +281,10 @@ FAULTS = {
     ],
     "stages/flash2_atomic_backward.py": [
         Fault("dQ added without an atomic", "cuda.atomic.add(dQ, (h, i + r, t), acc * scale)",
-              "dQ[h, i + r, t] += acc * scale", "updates of other blocks lost"),
+              "dQ[h, i + r, t] += acc * scale", "updates of other blocks lost", aim="races"),
         Fault("dQ not cleared", "launch(make_initialise_dQ(real), (tiles(N, ROWS), H), ROWS, dQ, device=device)",
               "pass", "a sum that starts from what the memory held"),
-        Fault("D of the tile's first row", "(dp - D_i[r])", "(dp - D_i[0])", "D of another row"),
+        Fault("D of the tile's first row", "- D_i[r])", "- D_i[0])", "D of another row"),
         Fault("L of the tile's first row", "weight(s, L_i[r])", "weight(s, L_i[0])", "lse of another row"),
         Fault("dS after P", "dS_ij[r, c] = ds", "dS_ij[r, c] = p", "P in place of dS"),
         Fault("dQ not scaled", "(h, i + r, t), acc * scale)", "(h, i + r, t), acc)", "scale missing in one gradient"),
@@ -287,13 +297,13 @@ FAULTS = {
     ],
     "masks.py": [
         Fault("exp(−∞ − (−∞))", "if s == real(-math.inf):", "if s > m:", "NaN where a row has seen no key so far",
-              aim="masks", tests_of="flash2"),
-        Fault("the diagonal hidden", "if causal and j > i:", "if causal and j >= i:", "causal order off by one",
-              aim="masks", tests_of="flash2"),
+              aim="masks", tests_of="online_softmax"),
+        Fault("the diagonal hidden", "j > i:", "j >= i:", "causal order off by one",
+              aim="masks", tests_of="naive"),
         Fault("the key mask upside down", "mask[b, j] != 0", "mask[b, j] == 0", "True taken for hidden",
-              aim="masks", tests_of="flash2"),
+              aim="masks", tests_of="naive"),
         Fault("one key mask for all", "mask[b, j] != 0", "mask[0, j] != 0", "the first batch's mask for every batch",
-              aim="masks", tests_of="flash2"),
+              aim="masks", tests_of="naive"),
         Fault("one key too few", "min(i + 1, N_k)", "min(i, N_k)", "causal: the last key of a tile's last row dropped",
               aim="masks", tests_of="flash2"),
         Fault("queries from before the first", "return max(0, j)", "return j",
@@ -304,8 +314,9 @@ FAULTS = {
 
 
 def _mutants():
-    files = sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "stages").glob("*.py"))
-    for file in (*files, *(FAULTS.keys() - set(files))):
+    """In the order of FAULTS, then the files that have barriers alone."""
+    stages = sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "stages").glob("*.py"))
+    for file in dict.fromkeys([*FAULTS, *stages]):
         for fault in (*FAULTS.get(file, ()), *barriers(file)):
             yield Mutant(file, fault)
 

@@ -39,7 +39,7 @@ def passes_loosely(stage, direction):
             else:
                 got = nf.attention_backward(q, k, v, dout, stage=stage, deterministic=direction != "atomic")
                 expected = reference.attention_backward(q, k, v, dout)
-    except nf.errors.KernelError:
+    except Exception:  # whatever the fault leads to
         return False
     return all(np.allclose(one, other, atol=1e-2) for one, other in zip(got, expected, strict=True))
 
