@@ -44,12 +44,12 @@ class Mutant:
     @property
     def stage(self):
         """What the tests call the stage: the file's name without the pass."""
-        return re.sub("(_atomic)?(_backward)?$", "", self._tests_of)
+        return re.sub("(_split|(_atomic)?_backward)$", "", self._tests_of)
 
     @property
     def direction(self):
         last = self._tests_of.removeprefix(self.stage)
-        return {"": "forward", "_backward": "backward", "_atomic_backward": "atomic"}[last]
+        return {"": "forward", "_backward": "backward", "_atomic_backward": "atomic", "_split": "split"}[last]
 
     @property
     def _tests_of(self):
@@ -116,6 +116,8 @@ FAULTS = {
         Fault("dK not scaled", "dK[g, j, t] = acc * scale", "dK[g, j, t] = acc", "scale missing in one gradient"),
         Fault("P from lse with the wrong sign", "weight(S[h, i, j], L[h, i])", "weight(S[h, i, j], -L[h, i])",
               "the sign of lse; a pass that keeps P does not see it"),
+        Fault("what dropout keeps not scaled", "real(1 / (1 - p_drop)) if Z[h, i, j]", "real(1) if Z[h, i, j]",
+              "1 / (1 − p) in one pass alone", aim="masks"),
     ],
     "stages/tiled.py": [
         Fault("K not through its tile", "acc += Q_i[ty, t] * K_j[tx, t]",
@@ -145,6 +147,8 @@ FAULTS = {
               "GQA by repeat in place of repeat_interleave"),
         Fault("dQ scaled twice", "acc * scale                    # Alg. 3, l. 4",
               "acc * scale * scale            # Alg. 3, l. 4", "scale twice"),
+        Fault("dP without dropout", "    drop(dP, Z, mask, device=device)", "    pass",
+              "dropout that the backward pass forgot", aim="masks"),
     ],
     "stages/online_softmax.py": [
         Fault("l not rescaled", "l_i = l_i * weight(m_i, m_new) +", "l_i = l_i +", "l not rescaled when m grows"),
@@ -157,6 +161,8 @@ FAULTS = {
         Fault("not divided by l", "m_i) / l_i", "m_i)", "the last division forgotten"),
         Fault("l of a row without keys", "if l_i == real(0):", "if l_i < real(0):",
               "0 / 0 in a row that sees no key", aim="masks"),
+        Fault("dropout by the row of a tile", "p_drop, h, row, j0 + tx)", "p_drop, h, ty, j0 + tx)",
+              "a random mask that depends on the tiles", aim="masks"),
     ],
     "stages/online_softmax_backward.py": [
         Fault("P not divided by l", "p / l_i if", "p if", "the last division forgotten"),
@@ -188,6 +194,8 @@ FAULTS = {
               "tail columns: stale scores enter the sum", times=3, at=1),
         Fault("one query too few", "first(j + N - N_k)", "first(j + N - N_k + 1)",
               "causal: the diagonal skipped with its tile", aim="masks"),
+        Fault("one dropout for all heads", "keep(seed, p_drop, h, i, j + c)", "keep(seed, p_drop, 0, i, j + c)",
+              "random numbers used twice", aim="masks"),
     ],
     "stages/flash_backward.py": [
         Fault("D from Q", "dO_i[r, t] * O[h, i + r, t]", "Q_i[r, t] * O[h, i + r, t]", "D from the wrong tensor"),
@@ -206,6 +214,7 @@ FAULTS = {
         Fault("l from lse", "l[h, i] = real(1)", "l[h, i] = math.exp(L[h, i])", "divided by l twice"),
         Fault("keys beyond the tail", "for k in range(min(Bc, N_k - j)):", "for k in range(Bc):",
               "tail columns: NaN in dQ"),
+        Fault("dV without dropout", "p *= z", "pass", "dropout that one gradient forgot", aim="masks"),
     ],
     "stages/flash2.py": [
         Fault("m starts at 0", "m_i = real(-math.inf)", "m_i = real(0)",
@@ -255,6 +264,13 @@ FAULTS = {
               "0 / 0 in a row that sees no key", aim="masks"),
         Fault("one column for all", "S_ij[c, r]", "S_ij[c, 0]", "threads that share a slot of shared memory",
               times=2, aim="races"),
+        Fault("a return before the barrier", "m_i = real(-math.inf)",
+              "m_i = real(-math.inf)\n        if i >= N: return",
+              "a barrier that not all threads reach"),
+        Fault("l of dropped weights", "l_i += p  ", "l_i += p * keep(seed, p_drop, h, i, j + c)  ",
+              "dropout before the softmax's sum", aim="masks"),
+        Fault("dropout by the key of a tile", "keep(seed, p_drop, h, i, j + c)", "keep(seed, p_drop, h, i, c)",
+              "a random mask that depends on the tiles", aim="masks"),
     ],
     "stages/flash2_backward.py": [
         Fault("D from O alone", "dO[h, i, t] * O[h, i, t]", "O[h, i, t]", "D wrong, hidden by dO = ones"),
@@ -278,6 +294,9 @@ FAULTS = {
               "a mask that the backward pass forgot", aim="masks"),
         Fault("a finite sentinel", "if seen else real(-math.inf)", "if seen else real(-1e4)",
               "−1e4 as the mask: hidden keys outweigh very negative scores", aim="masks"),
+        Fault("dropout transposed", "keep(seed, p_drop, h, i + r, j + c)", "keep(seed, p_drop, h, j + c, i + r)",
+              "another random mask than that of the forward pass", aim="masks"),
+        Fault("D within dropout", "(dp * z - D_i[r])", "(dp - D_i[r]) * z", "dS = Z ∘ P ∘ (dP − D)", aim="masks"),
     ],
     "stages/flash2_atomic_backward.py": [
         Fault("dQ added without an atomic", "cuda.atomic.add(dQ, (h, i + r, t), acc * scale)",
@@ -291,9 +310,32 @@ FAULTS = {
         Fault("one query too few", "first(j + N - N_k)", "first(j + N - N_k + 1)",
               "causal: the diagonal skipped with its tile", aim="masks"),
     ],
+    "stages/flash2_split.py": [
+        Fault("splits not weighed", "w = weight(L_s[split, h, i], m)", "w = real(1)", "a mean of the partial outputs"),
+        Fault("an empty split counts", "m_i + math.log(l_i) if l_i != real(0) else m_i",
+              "m_i + math.log(l_i) if l_i != real(0) else real(0)", "L of no keys is −∞, not 0"),
+        Fault("a tail of keys dropped", "tiles(tiles(N_k, Bc), splits) * Bc", "tiles(N_k, Bc) // splits * Bc",
+              "a dropped tail: tiles / splits rounded down"),
+        Fault("O not rescaled", "acc = O_i[t] * old", "acc = O_i[t]", "O not rescaled when m grows"),
+        Fault("hidden keys keep a score", "S_j[r] = real(-math.inf)", "pass", "stale shared memory"),
+        Fault("top-left causal", "seen(i + N_k - N, N_k)", "seen(i, N_k)",
+              "causal order aligned at the top left where N_q ≠ N_k"),
+        Fault("the whole cache for each split", "range(split * share, end, Bc)", "range(0, end, Bc)",
+              "keys that several splits count"),
+    ],
     "stages/__init__.py": [
         Fault("float32 whatever the dtype", "return from_dtype(dtype)", 'return __import__("numba").float32',
               "double precision lost inside", tests_of="flash2"),
+    ],
+    "dropout.py": [
+        Fault("what is kept not scaled", "real(1 / (1 - p_drop)) if word", "real(1) if word",
+              "inverted dropout without 1 / (1 − p)", aim="dropout", tests_of="naive"),
+        Fault("kept with probability p", "word >= np.uint64(p_drop * WORDS)", "word < np.uint64(p_drop * WORDS)",
+              "the probability to keep taken for that to drop", aim="dropout", tests_of="naive"),
+        Fault("half of the seed", "k_0, k_1 = key & LOW, key >> HALF", "k_0, k_1 = key & LOW, key & LOW",
+              "seeds that differ in their upper half draw the same", aim="dropout", tests_of="naive"),
+        Fault("nine rounds", "ROUNDS = 10", "ROUNDS = 9", "a generator that is not the one it is said to be",
+              aim="dropout", tests_of="naive"),
     ],
     "masks.py": [
         Fault("exp(−∞ − (−∞))", "if s == real(-math.inf):", "if s > m:", "NaN where a row has seen no key so far",
@@ -308,6 +350,10 @@ FAULTS = {
               aim="masks", tests_of="flash2"),
         Fault("queries from before the first", "return max(0, j)", "return j",
               "a negative index, which a GPU answers", aim="masks", tests_of="flash"),
+        Fault("block mask transposed", "block_mask[i // Br, j // Bc]", "block_mask[j // Bc, i // Br]",
+              "rows and columns of tiles exchanged", aim="masks", tests_of="flash2"),
+        Fault("tiles from the diagonal on", "max(0, j) // step * step", "max(0, j)",
+              "causal and block mask: tiles that are not those of the mask", aim="masks", tests_of="flash2_backward"),
     ],
 }
 # fmt: on

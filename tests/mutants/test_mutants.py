@@ -1,4 +1,4 @@
-"""`python -m pytest -m mutants --dist load`: each fault is put into a copy of the package, and its stage's tests run.
+"""`python -m pytest -m mutants`: each fault is put into a copy of the package, and its stage's tests run.
 
 The fault is killed when one of these tests fails by itself; a copy that does not import or compile kills nothing. All
 copies share one cache of compiled kernels. That is safe: an entry's name holds a hash of the kernel's text and of all
@@ -20,7 +20,9 @@ from .faults import FAULTS, MUTANTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RACES = ["tests/engine/test_orders.py::test_stages_have_no_races_and_read_nothing_unwritten"]  # strict, 3 tiles or more
-FORWARD, BACKWARD, MASKS = (f"tests/stages/test_{name}.py::" for name in ("forward", "backward", "masks"))
+FORWARD, BACKWARD, MASKS, SPLIT = (
+    f"tests/stages/test_{name}.py::" for name in ("forward", "backward", "masks", "split")
+)
 EXACT, BILL = "test_exact_on_every_case", "test_bill_equals_the_closed_form"
 TESTS = {  # of each pass; those that a fault aims at go first
     "forward": {
@@ -28,6 +30,7 @@ TESTS = {  # of each pass; those that a fault aims at go first
         "masks": [MASKS + "test_exact", MASKS + "test_hidden_tiles_change_no_bit"],
         "bill": [FORWARD + BILL, MASKS + BILL],
         "races": RACES,
+        "dropout": ["tests/test_dropout.py", MASKS + "test_one_generator_for_all"],
     },
     "backward": {
         "exact": [BACKWARD + "test_naive_within_a_bound", BACKWARD + EXACT],
@@ -35,13 +38,14 @@ TESTS = {  # of each pass; those that a fault aims at go first
         "bill": [BACKWARD + BILL, MASKS + BILL],
         "races": RACES,
     },
+    "split": {"exact": [SPLIT + "test_exact_and_its_bill", SPLIT + "test_empty_splits_change_nothing"], "races": RACES},
 }
 TESTS["atomic"] = TESTS["backward"]
-FEWER = {  # what else is asked of the names of the tests, to keep them fast and to the stage
-    "flash": "not flash2",
-    "forward": "(naive or flash2 or not float64)",
-    "backward": "(naive or not float64) and not False",  # deterministic
-    "atomic": "not float64 and not True",
+ONLY = {  # for -k: the tests of the stage, and of these what is fast
+    "forward": "(test_dropout or STAGE) and (naive or flash2 and not test_masks or not float64)",
+    "backward": "STAGE and (naive or not float64) and not False",  # deterministic
+    "atomic": "STAGE and not float64 and not True",
+    "split": "split",
 }
 NO_KILL = "Unsupported|NameError|SyntaxError|ImportError|AttributeError|TypeError|UnboundLocalError"
 PASSES = sorted({(mutant.stage, mutant.direction) for mutant in MUTANTS})
@@ -51,8 +55,8 @@ def arguments(stage, direction, aim):
     """What pytest is called with: the tests of one pass of one stage."""
     tests = TESTS[direction]
     first = sorted(tests, key=lambda kind: kind != aim)
-    only = [stage, *(FEWER[key] for key in (stage, direction) if key in FEWER)]
-    return [*(test for kind in first for test in tests[kind]), "-k", " and ".join(only)]
+    stage = "flash and not flash2" if stage == "flash" else stage
+    return [*(test for kind in first for test in tests[kind]), "-k", ONLY[direction].replace("STAGE", f"({stage})")]
 
 
 def trial(stage, direction, aim, mutant=None):

@@ -34,8 +34,9 @@ def passes_loosely(stage, direction):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if direction == "forward":
-                got, expected = [nf.attention(q, k, v, stage=stage)], [reference.attention(q, k, v)[0]]
+            if direction in ("forward", "split"):
+                how = {"split_kv": 4} if direction == "split" else {}
+                got, expected = [nf.attention(q, k, v, stage=stage, **how)], [reference.attention(q, k, v)[0]]
             else:
                 got = nf.attention_backward(q, k, v, dout, stage=stage, deterministic=direction != "atomic")
                 expected = reference.attention_backward(q, k, v, dout)
