@@ -5,6 +5,8 @@ import tempfile
 
 from hypothesis import settings
 
+from .mutants.table import pytest_terminal_summary  # noqa: F401
+
 settings.register_profile("no deadline", deadline=None)  # a loaded machine is no failure
 settings.load_profile("no deadline")
 
