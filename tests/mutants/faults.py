@@ -292,7 +292,7 @@ FAULTS = {
               "causal order aligned at the top left where N_q ≠ N_k", aim="masks"),
         Fault("dQ unmasked", "s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)", "s * scale",
               "a mask that the backward pass forgot", aim="masks"),
-        Fault("a finite sentinel", "if is_allowed else real(-math.inf)", "if seen else real(-1e4)",
+        Fault("a finite sentinel", "if is_allowed else real(-math.inf)", "if is_allowed else real(-1e4)",
               "−1e4 as the mask: hidden keys outweigh very negative scores", aim="masks"),
         Fault("dropout transposed", "keep(seed, p_drop, h, i + r, j + c)", "keep(seed, p_drop, h, j + c, i + r)",
               "another random mask than that of the forward pass", aim="masks"),
