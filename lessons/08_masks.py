@@ -97,7 +97,7 @@ dense = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks)
 assert predicted.elements == H * by_hand
 share = keys / (Tr * N)
 this.text(f"""
-Tile i of the queries sees (i+1)·Br keys: together Br·(1 + 2 + ... + Tr) = Br·Tr·(Tr+1)/2, that is (Tr+1)/2Tr of the
+Tile i of the queries sees (i+1)·Br keys: together Br·(1 + 2 + ... + Tr) = Br·Tr·(Tr+1)/2, that is (Tr+1)/(2Tr) of the
 Tr·N without a mask. Here Tr = {Tr}, and {"the last tile is not whole: " if N % Br else ""}{keys:,} keys are {share:.3f}
 of {Tr * N:,}. The more tiles, the nearer to one half.
 """)
@@ -123,11 +123,12 @@ for stage in nf.STAGES:
     work = [nf.flops(stage, **settings, causal=causal) for causal in (False, True)]
     table.append([stage, *moved, f"{moved[1] / moved[0]:.3f}", f"{work[1] / work[0]:.3f}"])
 this.text("Every stage, predicted, without a mask and causal:")
-this.show(report.table(["stage", "elements", "causal", "/ elements", "FLOPs / FLOPs"], table), "")
+this.show(report.table(["stage", "elements", "causal", "quotient", "of the FLOPs"], table), "")
 this.show(report.bars({f"{row[0]}{how}": row[at] for row in table[3:] for at, how in ((1, ""), (2, ", causal"))}), "")
 this.text("""
-For the standard stages a mask saves nothing: it is a value in S. For the flash stages a hidden tile is neither loaded
-nor computed. The FLOPs fall with the bytes, since both belong to tiles.
+For the standard stages a mask saves no traffic: it is a value in S. (Of their FLOPs exp(-∞) alone is not computed.) For
+the flash stages a hidden tile is neither loaded nor computed: the FLOPs fall with the traffic, since both belong to
+tiles. (Q and O are loaded and stored all the same.)
 """)
 
 # %% Key masks.
@@ -141,14 +142,19 @@ same = np.array_equal(masked, short)
 predicted_mask = nf.predict("flash2", n=N, d=d, heads=H, key_mask=True)
 assert bill == predicted_mask
 this.text(f"""
-A key mask hides keys from all queries. Here it leaves the first {length:,} of {plural(N, "key")}, as it would for a
-text of that many words. The result is that of these keys alone, {"bit for bit" if same else "but for rounding"}: a tile
-whose keys are all hidden leaves m, l and O as they are. The bill has a new line, the mask, which is read once for each
-pair of a query and a key, {plural(bill["mask"].loads, "load")} of 1 byte.
+A key mask hides keys from all queries. Here the first {length:,} of {plural(N, "key")} are seen, as in a text of that
+many words, and the others hidden. The result is that of these keys alone,
+{"bit for bit" if same else "but for rounding"}: a tile whose keys are all hidden leaves m, l and O as they are. The
+bill of flash2 has a new line, the mask:
+""")
+this.counts("flash2, key mask", bill, predicted=predicted_mask)
+this.text(f"""
+It is read once for each pair of a query and a key, 1 byte each time: {report.in_bytes(bill["mask"].read_bytes)} of
+{report.in_bytes(bill.total_bytes)}.
 
-What a mask hides is data, and the kernel cannot know it before it has read it: no tile is skipped. (A block mask tells
-in advance which tiles count: lesson 10.) A hidden key and its value are loaded, and multiplied by 0. So they must be
-numbers: 0 times nan is nan.
+Which keys are hidden is data, and the kernel cannot know it before it has read it: no tile is skipped. (A block mask
+tells in advance which tiles count: lesson 10.) The value of a hidden key is multiplied by 0, and in the backward pass
+the key, too. So both must be numbers: 0 times nan is nan.
 """)
 
 this.part("Your turn")
@@ -160,7 +166,8 @@ ratio = [nf.predict("flash2", n=N, d=d, causal=causal, blocks=other)["K"].loads 
 this.tries({
     f"--n {longer}": f"""flash2 loads {there[1]["K"].loads / there[0]["K"].loads:.3f} of the K that it loads without a
     mask.""",
-    f"--blocks={other[0]},{other[1]}": f"Smaller tiles of queries: {ratio[1] / ratio[0]:.3f} of K, but of more.",
+    f"--blocks={other[0]},{other[1]}": f"""Smaller tiles of queries: {ratio[1] / ratio[0]:.3f} of K, but
+    of {plural(ratio[0], "load")} instead of {dense["K"].loads // H:,}.""",
 })
 this.text("""
 Check yourself: a window lets a query see the w keys up to itself, and hides the rest. Which keys does a tile of Br

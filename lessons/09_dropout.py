@@ -22,9 +22,9 @@ Z = dropout.to_dense(this.seed, p, 2, n, n)                  # of a small input,
 
 this.part("The question")
 this.text("""
-A network may come to rely on a few weights that happen to fit the texts it is trained with. Dropout takes such
-supports away: in each training step every weight of P is set to 0 with probability p, at random, and the network has
-to do with the rest. When the trained network is used, nothing is dropped.
+A network may come to rely on a few weights that happen to fit the texts it is trained with. Dropout prevents
+that: in each training step every weight of P is set to 0 with probability p, at random, and the network has to make do
+with the rest. When the trained network is used, nothing is dropped.
 
 The backward pass has to know which weights were dropped. That is one more N × N matrix, and FlashAttention has no
 N × N matrix in HBM. Where does it keep this one?
@@ -44,8 +44,8 @@ element):
     O = (Z∘P) V
 
 The weights that stay become larger, so that the mean of Z_ij is p·0 + (1 - p)/(1 - p) = 1. Dropout comes after the
-softmax: l is the sum of all weights, dropped or not, and L = m + log l is that without dropout. A row of Z∘P has the
-sum 1 on average alone. (With V = 1 everywhere O is that sum. By flash2, from the first rows of the input:)
+softmax: l is the sum of all weights, dropped or not, and L = m + log l is that without dropout. The sum of a row of
+Z∘P is 1 only on average. (With V = 1 everywhere O is that sum. By flash2, from the first rows of the input:)
 """)
 this.show(report.table(["row", "L", "L, dropout", "sum of P", f"sum of Z∘P, p = {p:g}"], [
     [i, *(f"{x[0, i]:.6f}" for x in (L, L_dropped)), *(f"{x[0, i, 0]:.4f}" for x in (sums, sums_dropped))]
@@ -74,8 +74,8 @@ seed, and its counter the place of the score, (i, j, h, 0):
 this.source(keep)
 this.source(dropout.philox, "k_0, k_1 =", "return")
 this.text(f"The first of four words of 32 bits decides: it is compared with p·2³². In head 0, with seed {this.seed}:")
-rows = []
-for i, j in ((0, 0), (0, 1), (1, 0), map(int, np.unravel_index(Z[0].argmin(), (n, n)))):
+rows, others = [], Z[0] + 9 * (np.add.outer(np.arange(n), np.arange(n)) < 2)
+for i, j in ((0, 0), (0, 1), (1, 0), map(int, np.unravel_index(others.argmin(), (n, n)))):  # and one that is dropped
     first = int(dropout.philox(*map(np.uint64, (i, j, 0, 0)), np.uint64(this.seed))[0])
     rows.append([i, j, f"{first:08x}", f"{first / 2**32:.4f}", f"{Z[0, i, j]:.4g}"])
 this.show(report.table(["i", "j", "first word", "/ 2³²", f"Z_ij, p = {p:g}"], rows), "")
@@ -104,7 +104,7 @@ for stage, sides in (("naive", None), ("tiled", 5), ("online_softmax", 5), ("fla
 this.text(f"""
 With Q = 0 all weights are equal, and with V the identity matrix O = Z∘P: the output shows Z. With dO the identity
 dVᵀ = Z∘P: that is the Z of the backward pass. With N = d = 16 and 2 heads, how many of the {Z.size} bits of Z are not
-those that NumPy finds:
+those that the same generator, written in NumPy, draws:
 """)
 this.show(report.table(["stage", "tiles", "forward", "backward"], rows), "")
 other = dropout.to_dense((this.seed + 1) % 2**64, p, 1, n, n)[0]
@@ -175,9 +175,9 @@ keep P, Z∘P and Z between the passes, 9 bytes per score instead of 4; Z alone 
 for batch 16 and 8 heads of N = 65,536. The flash stages keep a seed.
 
 The price is integer work: ten rounds of two products and four exclusive ors, for each score and each time that Z_ij is
-needed. In a training step that is once in naive and tiled, twice in flash, and three times in
-flash2, whose backward pass has two kernels. It appears neither in the bill nor in the FLOPs. (Philox gives four words
-at a time; ours uses one.)
+needed. In a training step that is once in naive and tiled, twice in flash, and three times in flash2, whose backward
+pass has two kernels. (online_softmax draws it for each tile of columns of V, and once more backward.) It appears
+neither in the bill nor in the FLOPs. (Philox gives four words at a time; ours uses one.)
 """)
 drawn = dropout.to_dense(this.seed, p, H, N, N)
 mean, typical = float(drawn.mean()), (p / ((1 - p) * drawn.size)) ** 0.5

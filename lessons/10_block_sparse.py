@@ -49,8 +49,9 @@ this.text(f"""
 local: each tile of queries sees its own place, and one more on each side. strided: the same, and every fourth place
 from its own (both after Child et al. 2019, arXiv:1904.10509). butterfly: the places whose numbers, in binary, differ in
 one digit at most, as in a fast Fourier transform (Chen et al. 2021, arXiv:2112.00029). They are functions of the
-lengths and the sides of a tile in `numba_flash.patterns`; any other boolean matrix will do. Below, a tile has
-{Br} × {Bc} scores, Tr = {Tr} and Tc = {Tc}.
+lengths and the sides of a tile in `numba_flash.patterns`; any other boolean matrix will do. Below, a tile has {Br} ×
+{Bc} scores, Tr = {Tr} and Tc = {Tc}. A place is as long as the longer side of a tile: {plural(max(Br, Bc), "word")}.
+(In the pictures a tile is 1 × 1, and so a place.)
 """)
 
 # %% The kernel.
@@ -138,10 +139,12 @@ assert bills["step"] == predicted_step
 step = predicted_step.elements / (dense + nf.predict("flash2", **size, blocks=sides, direction="backward")).elements
 causal = nf.predict("flash2", **size, **masked, causal=True)
 this.text(f"""
-The reference in float64 has the same mask, and naive takes each tile of queries with the keys that this sees. So the
-kernels compute their function exactly, forward and backward. A training step moves {bills["step"].elements:,} elements,
-predicted and counted, which is {step:.3f} of a dense one. (The kernels of the backward pass have shorter steps, and ask
-for the mask at each: {plural(predicted_step["block_mask"].loads, "byte")} in all.)
+The reference in float64 has the same mask, and naive takes each tile of queries with the keys that the tile sees. So
+the kernels compute their function exactly, forward and backward. A training step moves {bills["step"].elements:,}
+elements, predicted and counted, which is {step:.3f} of a dense one. (The kernels of the backward pass have shorter
+steps, of up to 8 rows, and ask for the mask at each: {plural(predicted_step["block_mask"].loads, "byte")} in all. An
+element of the mask is a byte, one of K four: in bytes local is {bills["local"].total_bytes / dense.total_bytes:.3f} of
+dense, forward.)
 
 With causal order as well, the forward pass loads {plural(causal["K"].loads, "element")} of K, instead of
 {predicted["K"].loads:,}.
@@ -176,14 +179,15 @@ this.show(report.table(["s", "forward", "line", "residual", "step", "line", "res
     [f"{s:.1f}", *(int(x) for c, l in zip(count, line) for x in (c, l, c - l))]
     for s, count, line in zip(parts, counted, lines)
 ]), "")
+this.text("A training step, in elements:")
 this.show(report.bars({f"s = {s:.1f}": step for s, (_, step) in zip(parts, counted)}), "")
 this.figures["lines"] = [list(map(float, line)) for line in zip(starts, slopes)]
 this.text(f"""
-Every tile costs the same, and no residual is left. The forward line is {starts[0]:,.0f} + {slopes[0]:,.0f}·s. From the
-kernel: b = 2N²d/Br = {2 * n * n * 64 // 16:,}, since each tile of queries loads K and V. A block holds Br rows of d
-elements on chip, so Br·d grows like M, and b like N²d²/M. And a = 2Nd + N + N²/Bc = {2 * n * 64 + n + n * n // 16:,}:
-Q, O and L, and the bytes of the mask, which the proposition leaves out. (A kernel can read less of the mask: by one
-thread per block, or as a list of the tiles to visit.)
+Every tile costs the same, so the counts lie on the line. The forward line is {starts[0]:,.0f} + {slopes[0]:,.0f}·s.
+From the kernel: b = 2N²d/Br = {2 * n * n * 64 // 16:,}, since each tile of queries loads K and V. A block holds Br rows
+of d elements on chip, so Br·d grows like M, and b like N²d²/M. And a = 2Nd + N + N²/Bc =
+{2 * n * 64 + n + n * n // 16:,}: Q, O and L, and the bytes of the mask, which the proposition leaves out. (A kernel can
+read less of the mask: by one thread per block, or as a list of the tiles to visit.)
 """)
 
 # %% The paper's measurement.
@@ -204,7 +208,8 @@ this.show(report.table(["s", "paper, ms", "/ dense", "ours, MB", "/ dense"], [
     for s, t, moved in zip(parts, TIMES, ours)
 ]), "")
 this.text(f"""
-The paper's times lie on a line, too: {start:.1f} + {slope:.1f}·s ms misses none by more than {off:.1f} ms.
+The paper's times lie on a line, too: {start:.1f} + {slope:.1f}·s ms misses none of these nine by more than {off:.1f}
+ms.
 """)
 
 this.part("Your turn")
@@ -214,7 +219,7 @@ there, dense_there = (nf.predict("flash2", n=longer, d=d, heads=H, blocks=sides_
                       for mask in (local_there, None))  # fmt: skip
 rows = Br // 2 or 2
 finer = patterns.local(N, N, (rows, Bc)).mean()
-another = "Another number of places, another window of local, another function: " if tiles(N, rows) != Tr else ""
+another = "Places of another length, so another window: " if tiles(N, rows) != Tr else ""
 this.tries({
     f"--n {longer}": f"""local moves {there / predicted.elements:.2f} times what it moves here, and dense attention
     {dense_there / dense.elements:.2f} times.""",
@@ -222,6 +227,7 @@ this.tries({
 })
 this.text("""
 Check yourself: let N grow, with tiles of the same size. How does s of local, of strided and of butterfly change? For
-which of them does the traffic grow like N², for which like N? Check it with `nf.predict(..., block_mask=...)`.
+which of them does the traffic of K and V grow like N², for which like N, and for which in between? Check it with
+`nf.predict(..., block_mask=...)["K"].loads`. And how do the bytes of the mask grow?
 """)
 this.end()

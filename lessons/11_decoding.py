@@ -49,9 +49,10 @@ FlashAttention saves traffic, and here there is none to save. Each key and each 
 per head. flash2 reads them once. Besides, it moves Q, O and L, 2d + 1 elements, and that is all.
 
 An element of K or V takes part in one product and one sum: 2 FLOPs per element, half a FLOP per byte. (With the softmax
-it is {flops / alone.total_bytes:.2f} FLOP/byte here.) An H200 moves {BANDWIDTH / 1e12:.1f} TB/s and computes
-{FP32 / 1e12:.0f} TFLOP/s in float32, so below {ridge:.1f} FLOP/byte it waits for memory (lesson 01). What is left to
-gain is parallelism: one multiprocessor can ask HBM for a small part of what it delivers, all of them for all of it.
+it is {flops / alone.total_bytes:.2f} FLOP/byte here.) An H200 (the other lessons speak of an A100) moves
+{BANDWIDTH / 1e12:.1f} TB/s and computes {FP32 / 1e12:.0f} TFLOP/s in float32, so below {ridge:.1f} FLOP/byte it waits
+for memory (lesson 01). What is left to gain is parallelism: one multiprocessor can ask HBM for a small part of what it
+delivers, all of them for all of it.
 
 So the keys are cut into n splits (--splits), and each split gets a block of its own. It goes through these keys alone,
 and leaves m_s, l_s and O_s, not yet divided by l_s. A second kernel puts the parts together, by the law of lesson 04:
@@ -74,8 +75,8 @@ Four keys and d = 1. exp(S) is 1, 1, 4 and 2, and V is 4, 8, 12 and 6. Two keys 
     m_1 = log 4    l_1 = 1 + 1/2 = 3/2     O_1 = 1·12 + 1/2·6 = 15
 
 So m = log 4. The factors exp(m_s - m) are 1/4 and 1, l = 2/4 + 3/2 = 2, and O = (12/4 + 15)/2 = 9. All keys at once
-give (4 + 8 + 48 + 12)/8 = 9, too. By flash2, from the keys of each split, and from no keys at all as split 2, where L_s
-= m_s + log l_s, and O_s / l_s is what it hands back:
+give (4 + 8 + 48 + 12)/8 = 9, too. The same by flash2, called for the keys of each split; it returns O_s / l_s and L_s =
+m_s + log l_s. Split 2 has no keys at all:
 """)
 this.show(report.table(["split", "L_s", "O_s / l_s", "exp(L_s - L)"], [
     [s, *(f"{x:.4f}" for x in (L_s[0], O_s[0, 0], np.exp(L_s[0] - L[0])))] for s, (O_s, L_s) in enumerate(parts)
@@ -85,8 +86,9 @@ this.text(f"""
 {three[0, 0]:.5g}. The kernels below, with 3 splits, give {by_kernel[0, 0]:.5g}. The order does not matter, but for
 rounding. An empty split has m_s = L_s = -∞, and so the weight 0.
 
-(Why not let a split leave L_s and O_s / l_s, as `nf.merge` takes them? L_s is rounded. Where it is large, its last
-digit is worth more than log l_s, and the weights lose it: lesson 07.)
+(Why not let a split leave L_s and O_s / l_s, as `nf.merge` takes them? L_s = m_s + log l_s is rounded, to seven digits
+in float32. If m_s is a million, no digit of log l_s after the point is left, and the factors exp(L_s - L) are off.
+Apart, m_s and l_s lose nothing.)
 """)
 
 # %% The kernels.
@@ -95,7 +97,7 @@ none, intensity = masks.no_mask(), work / predicted.total_bytes
 kernel = flash2_split.make_split(Bc, d, float32, none.allowed, none.seen)
 this.text(f"""
 In flash2 each of {choose_blocks("flash2", d=d).Br} threads has a query. With one query one thread computes, and the
-others help it to load. So the new kernel shares out the keys: its tile has Bc of them, and its block Bc threads. First
+others help it to load. So the new kernel shares out the keys: its tile has Bc of them, and its block Bc threads. First,
 thread r has key r, and computes its score. Then it has columns r, r + Bc, ... of V and of O:
 """)
 this.source(kernel, "S_j[r] = real", "O_i[t] = acc")
@@ -157,9 +159,10 @@ for splits in sorted({n, *(2**power for power in range(11) if 2**power <= 2 * Tc
 apart = max(float(np.abs(out - runs[Tc]).max()) for out in runs.values())
 this.figures["table"] = [row[:5] for row in table]
 this.text(f"""
-Tiles of {plural(Bc, "key")} (--blocks) make Tc = {plural(Tc, "tile")} per head. A split gets ⌈Tc/n⌉ of them, as long as
-there are some. So that is the longest chain, the tiles that a block goes through one after the other. Counted, where
-"filled" splits of a head have a tile, and "busy" multiprocessors, of {SM}, can have such a block:
+Tiles of {plural(Bc, "key")} (--blocks) make Tc = {plural(Tc, "tile")} per head. Each split takes ⌈Tc/n⌉ of them, until
+none is left. In the table, whose bills are counted: "chain" is ⌈Tc/n⌉, the tiles that a block goes through one after
+the other. "filled" is the number of splits, per head, that have a tile. "busy" is how many of the {SM} multiprocessors
+have such a block:
 """)
 this.show(report.table(["n", "filled", "busy", "chain", "elements", "/ flash2", "error"], table), "")
 this.text("The longest chain, in tiles:")
@@ -167,8 +170,9 @@ this.show(report.bars({f"n = {row[0]:,}": row[3] for row in table}), "")
 this.text(f"""
 With more splits than Tc some are empty. (With fewer some may be, where n does not divide Tc.) Their blocks store O_s =
 0, m_s = -∞ and l_s = 0 for nothing. And the merge is a chain, too: each thread goes through all n splits. So one takes
-as many as give each multiprocessor a block, ⌈{SM}/H⌉ = {tiles(SM, H)} here, but no more than Tc. A batch of texts needs
-fewer: each text has blocks of its own.
+about as many as give each multiprocessor a block, ⌈{SM}/H⌉ = {tiles(SM, H)} here, but no more than Tc; and of those
+with the same chain the least, here n = {tiles(Tc, tiles(Tc, min(Tc, tiles(SM, H))))}. A batch of texts needs fewer:
+each text has blocks of its own.
 
 Rows of the same chain give the same bits: their splits hold the same tiles, and an empty split adds 0. Another chain
 rounds in another way, and a shorter one often less. From n = 1 the outputs differ by {apart:.1e} at most.
@@ -195,7 +199,7 @@ this.tries({
 })
 this.text("""
 Check yourself: let a block have the queries of all g heads that share K and V, instead of one. How many elements of K
-are loaded then per head of K? How many FLOPs does an element of K and V take part in? From which g on does an H200
-no longer wait for memory?
+are loaded then per head of K? In how many FLOPs of the two products does an element of K and V take part? From which g
+on does an H200, by these, no longer wait for memory?
 """)
 this.end()

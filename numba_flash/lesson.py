@@ -33,7 +33,7 @@ from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
-from .hbm.ledger import KINDS
+from .hbm.ledger import KINDS, Count
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
 COMMENT = 20  # columns of a listing that a comment should have
@@ -265,8 +265,9 @@ class Lesson:
     def counts(self, name, counted, *, predicted):
         """Print a small bill without the ledger's convention below it, and keep it."""
         self.keep_bill(name, counted, predicted)
+        both = predicted, counted
         rows = [
-            [f"{tensor} {kind}", *(getattr(bill.kernels[kernel][tensor], kind) for bill in (predicted, counted))]
+            [f"{tensor} {kind}", *(getattr(bill.kernels[kernel].get(tensor, Count()), kind) for bill in both)]
             for kernel, tensors in counted.kernels.items() for tensor in tensors for kind in KINDS
         ]  # fmt: skip
         rows = [[*row, row[2] - row[1]] for row in rows if any(row[1:])]
