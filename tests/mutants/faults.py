@@ -332,7 +332,7 @@ FAULTS = {
         Fault("queries from before the first", "return max(0, j)", "return j",
               "a negative index, which a GPU answers", aim="masks", tests_of="flash"),
         Fault("block mask transposed", "block_mask[i // Br, j // Bc]", "block_mask[j // Bc, i // Br]",
-              "rows and columns of tiles exchanged", aim="masks", tests_of="flash2"),
+              "rows and columns of tiles exchanged", aim="blocks", tests_of="flash2"),
         Fault("tiles from the diagonal on", "max(0, j) // step * step", "max(0, j)",
               "causal and block mask: tiles that are not those of the mask", aim="masks", tests_of="flash2_backward"),
     ],
