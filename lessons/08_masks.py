@@ -81,7 +81,7 @@ this.source(masks.make_seen(1))
 this.text("""
 `seen` is the number of keys that a tile of queries goes through, and the loop over j ends there. `flash`, whose outer
 loop is over the keys, begins its loop over queries at the first that sees the tile (`first`). The standard stages
-compute and store all of S, and then hide half of it.
+compute all of S, and store -∞ for what is hidden.
 """)
 
 # %% The prediction, by hand.

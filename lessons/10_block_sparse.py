@@ -153,8 +153,9 @@ The patterns; s is the part of the tiles that is computed, and the last column h
 of dense attention:
 """)
 this.show(report.table(["pattern", "tiles", "s", "elements", "/ dense", "FLOPs / dense", "away from dense"], rows), "")
-this.text("""
-Where tiles are left out, that distance is no rounding error. (Random input has no reason to prefer near keys.)
+this.text(f"""
+Where tiles are left out, that distance is no rounding error. (Random input has no reason to prefer near keys.) s
+depends on the number of places: {plural(tiles(N, max(Br, Bc)), "place")} here, {T} in the pictures.
 """)
 
 # %% Proposition 4.

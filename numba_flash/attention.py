@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import choose_blocks, fitting_blocks, fitting_sides, kernel_tiles
+from .blocks import boolean_tiles, fitting_blocks, fitting_sides, kernel_tiles, mask_blocks
 from .checks import (
-    boolean_tiles,
     check_deterministic,
     check_sparse,
     check_split,
@@ -93,11 +92,9 @@ def attention(
     H, N, N_k, d = _sizes(*operands)
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
-    splits = split_kv if split_kv is None else check_split(stage, split_kv, model.GRID_YZ, block_mask)
-    if splits and dropout_p != 0:
-        raise ValueError(f"dropout_p={dropout_p!r}: split_kv is for decoding, where nothing is dropped; leave one out")
-    if block_mask is not None and blocks is None:
-        blocks = tuple(choose_blocks(stage, d=d, dtype=dtype, direction="both"))
+    splits = split_kv if split_kv is None else check_split(stage, split_kv, block_mask, dropout_p)
+    if block_mask is not None:
+        blocks = mask_blocks(blocks, d=d, dtype=dtype)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="split" if splits else "forward")
     _check_grid(stage, blocks, {"q": N})
     truth("return_lse", return_lse)

@@ -5,6 +5,7 @@ device is the one that `engine.model` describes.
 """
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -313,7 +314,7 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
         return chosen
     given = blocks if blocks is not None else tuple(chosen)
     given = tuple(given) if isinstance(given, Blocks) else given
-    way_out = f"blocks={_largest(chosen)} fits"
+    way_out = f"blocks={_largest(chosen, lambda Br, Bc: replace(chosen, Br=Br, Bc=Bc).fits)} fits"
     too_many = f"{chosen.threads:,} threads, and a block has at most {THREADS:,}"
     if chosen.shared_bytes > STATIC_SHARED:
         also = f"; they are also {too_many}" if chosen.threads > THREADS else ""
@@ -330,19 +331,38 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     )
 
 
+def mask_blocks(blocks, *, d, dtype, sram=STATIC_SHARED):
+    """The tiles of a block mask: `blocks`, or by default those that fit flash2 in both passes."""
+    return choose_blocks("flash2", d=d, dtype=dtype, sram=sram, direction="both") if blocks is None else blocks
+
+
+def boolean_tiles(block_mask, blocks, N, N_k):
+    """`block_mask`, an array (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
+    if not hasattr(block_mask, "dtype") or isinstance(block_mask, np.ma.MaskedArray):
+        what = type(block_mask).__name__
+        raise TypeError(f"block_mask={reprlib.repr(block_mask)} is a {what}: pass a NumPy array of booleans")
+    if block_mask.dtype != np.bool_:
+        raise TypeError(f"block_mask has dtype {block_mask.dtype}: pass booleans, True for a tile that is computed")
+    shape = tiles(N, blocks.Br), tiles(N_k, blocks.Bc)
+    if block_mask.shape != shape:
+        raise ValueError(
+            f"block_mask has shape {block_mask.shape}: with blocks=({blocks.Br}, {blocks.Bc}), N = {N} queries and "
+            f"N_k = {N_k} keys it must be {shape}"
+        )
+    return block_mask
+
+
 def kernel_tiles(sides, deterministic):
     """The tiles of flash2's backward pass under a block mask with tiles of `sides`."""
     return tuple(sides) if deterministic else (stream(sides.Br), sides.Bc)
 
 
 def fitting_sides(blocks, *, d, dtype, deterministic):
-    """The tiles of a block mask, by default those of choose_blocks(direction="both"), that fit flash2 in both passes.
+    """The tiles of a block mask, as for `mask_blocks`, if they fit flash2 in both passes.
 
     SharedMemoryError or ValueError for others: it says what is too much, and tiles that fit.
     """
-    if blocks is None:
-        blocks = choose_blocks("flash2", d=d, dtype=dtype, direction="both")
-    sides = check_blocks("flash2", blocks, d=d, dtype=dtype)
+    sides = check_blocks("flash2", mask_blocks(blocks, d=d, dtype=dtype), d=d, dtype=dtype)
     direction = "backward" if deterministic else "atomic"
 
     def parts(Br, Bc):
@@ -357,23 +377,17 @@ def fitting_sides(blocks, *, d, dtype, deterministic):
     if fit(*sides):
         return sides
     over = next(part for part in parts(*sides) if not part.fits)
-    most = STATIC_SHARED // sides.itemsize
-    Br = max(Br for Br in range(1, min(sides.Br, most) + 1) if fit(Br, 1))
-    Bc = max(Bc for Bc in range(1, min(sides.Bc, most) + 1) if fit(Br, Bc))
     kind = SharedMemoryError if over.shared_bytes > STATIC_SHARED else ValueError
     raise kind(
         f"blocks={tuple(sides)!r}: the tiles of a block mask serve both passes; flash2{PASSES[over.direction]} would "
         f"need {over.shared_bytes:,} bytes of shared memory, {over.threads:,} threads and {over.block_registers:,} "
-        f"registers, and a block has {STATIC_SHARED:,}, {THREADS:,} and {REGISTERS:,}; blocks={(Br, Bc)} fits"
+        f"registers, and a block has {STATIC_SHARED:,}, {THREADS:,} and {REGISTERS:,}; "
+        f"blocks={_largest(sides, fit)} fits"
     )
 
 
-def _largest(blocks):
-    """Tiles that fit, as near as they can be to those asked for: first Br is cut where it must be, then Bc."""
-
-    def fits(Br, Bc):
-        return Blocks(blocks.stage, Br, Bc, blocks.d, blocks.itemsize, blocks.sram, blocks.direction).fits
-
+def _largest(blocks, fits):
+    """Sides for which fits(Br, Bc), as near as can be to those asked for: first Br is cut where it must be, then Bc."""
     if blocks.square:
         return (max(T for T in range(1, THREADS) if fits(T, T)),) * 2
     most = STATIC_SHARED // blocks.itemsize

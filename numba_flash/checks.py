@@ -7,6 +7,8 @@ from numbers import Real
 
 import numpy as np
 
+from .engine.model import GRID_YZ
+
 DTYPES = ("float32", "float64")
 
 
@@ -56,15 +58,19 @@ def seed_of_64_bits(seed):
     return np.uint64(seed)
 
 
-def check_split(stage, split_kv, most, block_mask):
-    """`split_kv` as an int. ValueError beyond `most`, for a stage that has no such kernel, and with a block mask."""
+def check_split(stage, split_kv, block_mask, dropout_p):
+    """`split_kv` as an int. ValueError beyond a grid, for a stage without it, with a block mask and with dropout."""
     splits = integer("split_kv", split_kv, 1)
-    if splits > most:
-        raise ValueError(f"split_kv={splits} is too large: pass at most {most:,}, as many blocks as a CUDA grid holds")
+    if splits > GRID_YZ:
+        raise ValueError(
+            f"split_kv={splits} is too large: pass at most {GRID_YZ:,}, as many blocks as a CUDA grid holds"
+        )
     if stage != "flash2":
         raise ValueError(f"split_kv={splits}: stage {stage!r} does not split the keys; pass stage='flash2'")
     if block_mask is not None:
         raise ValueError(f"split_kv={splits} and block_mask do not go together: leave one out")
+    if probability("dropout_p", dropout_p):
+        raise ValueError(f"dropout_p={dropout_p!r}: split_kv is for decoding, where nothing is dropped; leave one out")
     return splits
 
 
@@ -72,22 +78,6 @@ def check_sparse(stage):
     """ValueError where a stage takes no block mask."""
     if stage != "flash2":
         raise ValueError(f"block_mask is given, but stage {stage!r} leaves out no tiles: pass stage='flash2'")
-
-
-def boolean_tiles(block_mask, blocks, N, N_k):
-    """`block_mask`, an array (⌈N/Br⌉, ⌈N_k/Bc⌉). TypeError where it holds no booleans, ValueError for another shape."""
-    if not hasattr(block_mask, "dtype") or isinstance(block_mask, np.ma.MaskedArray):
-        what = type(block_mask).__name__
-        raise TypeError(f"block_mask={reprlib.repr(block_mask)} is a {what}: pass a NumPy array of booleans")
-    if block_mask.dtype != np.bool_:
-        raise TypeError(f"block_mask has dtype {block_mask.dtype}: pass booleans, True for a tile that is computed")
-    shape = -(-N // blocks.Br), -(-N_k // blocks.Bc)
-    if block_mask.shape != shape:
-        raise ValueError(
-            f"block_mask has shape {block_mask.shape}: with blocks=({blocks.Br}, {blocks.Bc}), N = {N} queries and "
-            f"N_k = {N_k} keys it must be {shape}"
-        )
-    return block_mask
 
 
 def itemsize(dtype):

@@ -12,9 +12,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ..blocks import TILINGS, check_blocks, choose_blocks, stream, tiles
+from ..blocks import TILINGS, boolean_tiles, check_blocks, mask_blocks, stream, tiles
 from ..checks import (
-    boolean_tiles,
     check_deterministic,
     check_sparse,
     check_split,
@@ -24,7 +23,7 @@ from ..checks import (
     probability,
     truth,
 )
-from ..engine.model import GRID_YZ, STATIC_SHARED
+from ..engine.model import STATIC_SHARED
 from .ledger import Bill, Count
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -698,15 +697,12 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             f"heads={heads} is no multiple of kv_heads={kv_heads}: each key head serves equally many heads"
         )
 
-    splits = 0 if split_kv is None else check_split(stage, split_kv, GRID_YZ, block_mask)
-    if splits and dropped:
-        raise ValueError(f"dropout_p={dropout_p!r}: split_kv is for decoding, where nothing is dropped; leave one out")
+    splits = 0 if split_kv is None else check_split(stage, split_kv, block_mask, dropout_p)
     if splits and direction != "forward":
         raise ValueError(f"split_kv={splits} is for direction='forward', not {direction!r}: leave it out")
     if block_mask is not None:
         check_sparse(stage)
-        if blocks is None:
-            blocks = choose_blocks(stage, d=d, dtype=dtype, sram=sram, direction="both")
+        blocks = mask_blocks(blocks, d=d, dtype=dtype, sram=sram)
 
     def problem(direction, blocks):
         tiling = "split" if splits else "atomic" if direction == "backward" and not deterministic else direction

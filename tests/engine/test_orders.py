@@ -3,7 +3,6 @@
 The launches are those that each stage makes, recorded while it runs.
 """
 
-import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from numba_flash.engine.launch import dimensions
 from numba_flash.engine.rewrite import function_of
 from numba_flash.masks import no_mask
 
+from ..stages import modules
 from .error_kernels import make_missing_barrier
 
 ORDERS = {
@@ -38,8 +38,7 @@ def recorded(stage, run_of, monkeypatch):
         launches.append((kernel, dimensions("grid", grid), dimensions("block", block), before))
         nf.launch(kernel, grid, block, *args, device="cpu")
 
-    for name in ("", *nf.STAGES, "flash2_split", *(f"{stage}_backward" for stage in (*nf.STAGES, "flash2_atomic"))):
-        module = importlib.import_module(f"numba_flash.stages.{name}".rstrip("."))
+    for module in modules():
         monkeypatch.setattr(module, "launch", record, raising=False)
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.standard_normal((h, n, 12), dtype=np.float32) for h, n in ((2, 37), (1, 29), (1, 29), (2, 37)))

@@ -15,6 +15,7 @@ import numpy as np
 from numba.cuda.simulator import kernel as simulator
 import numba_flash as nf
 from numba_flash import dropout, masks
+from tests.stages import modules
 
 class Thread(simulator.BlockThread):  # one thread of a block runs at a time, from barrier to barrier
     def __init__(self, *args):
@@ -89,11 +90,9 @@ def flops(stage, N, N_k, d, **how):
 masks.math, masks.make_keep = fake, keep
 report = {}
 SIZES = (5, 7, 3, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2)), (9, 5, 2, (4, 3))
-backward = [f"{name}_backward" for name in (*nf.STAGES, "flash2_atomic")] + ["flash2_split"]
 for stage in nf.STAGES:
     module = importlib.import_module(f"numba_flash.stages.{stage}")
-    for file in ("", *nf.STAGES, *backward):
-        other = importlib.import_module(f"numba_flash.stages.{file}".rstrip("."))
+    for other in modules():
         other.math, other.max = fake, once(max)
         other.SIDE = other.ROWS = other.COLUMNS = 4  # fewer threads, which the simulator starts one by one
         other.numba_type = lambda dtype: Number

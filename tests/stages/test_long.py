@@ -4,7 +4,6 @@ Without a GPU, a tensor of such a size is a view of one number, and the last blo
 that is cut off is negative, or too small to be counted right. On a GPU, one run with real memory.
 """
 
-import importlib
 import math
 
 import numpy as np
@@ -16,13 +15,14 @@ from numba_flash import reference
 from numba_flash.engine import cpu
 from numba_flash.engine.launch import check_limits, dimensions, free_bytes
 
+from . import modules
+
 LIMIT = 2**31
 SIZES = {  # heads, kv_heads, N, N_k, d
     "queries": (1, 1, LIMIT // 64 + 5, 3, 64),
     "heads": (65_535, 65_535, 129, 2, 256),
     "scores": (2, 1, 46_500, 46_500, 1),
 }
-MODULES = ["", *nf.STAGES, "flash2_split", *(f"{stage}_backward" for stage in (*nf.STAGES, "flash2_atomic"))]
 
 
 def of_one_number(value, shape, dtype=np.float32):
@@ -41,8 +41,7 @@ def launches(monkeypatch):
         counts = cpu.run(kernel, grid, block, args, block_order=[math.prod(grid) - 1])
         seen.append((kernel.py_func.__name__, counts, [a.size for a in args if isinstance(a, np.ndarray)]))
 
-    for name in MODULES:
-        module = importlib.import_module(f"numba_flash.stages.{name}".rstrip("."))
+    for module in modules():
         monkeypatch.setattr(module, "launch", launch, False)
         monkeypatch.setattr(module, "empty", lambda shape, dtype, device=None: of_one_number(1, shape, dtype), False)
     return seen

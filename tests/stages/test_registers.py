@@ -4,13 +4,13 @@ The kernel of dQ, which has three rows, spills 16 of its values at d = 64; with 
 it spills none, and took 3.6 times as long on an H200.
 """
 
-import importlib
-
 import numpy as np
 import pytest
 
 import numba_flash as nf
 from numba_flash.blocks import choose_blocks
+
+from . import modules
 
 gpu = pytest.mark.skipif(nf.device().name != "gpu", reason="needs a GPU")
 
@@ -23,8 +23,7 @@ def compiled(stage, direction, d, monkeypatch):
         nf.launch(kernel, grid, block, *args, device=device)
         kernels.append(kernel)
 
-    for name in ("", stage, f"{stage}_backward", "flash2_atomic_backward"):
-        module = importlib.import_module(f"numba_flash.stages.{name}".rstrip("."))
+    for module in modules():
         monkeypatch.setattr(module, "launch", record, raising=False)
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((1, 64, d), dtype=np.float32) for _ in range(4))
