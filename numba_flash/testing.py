@@ -175,32 +175,53 @@ def gradient_bounds(
 
     Raises ValueError when the shapes do not fit.
     """
-    Q, K, V, dO = (np.asarray(x, dtype=np.float64) for x in (q, k, v, dout))
-    reference._check_shapes(Q, K, V)
-    if dO.shape != Q.shape or len(naive_errors) != 3:
-        raise ValueError(f"dout {dO.shape}, naive_errors {naive_errors!r}: give dout as q {Q.shape}, and three errors")
-    S = reference.scores(Q, K, scale)
-    P, L, Z = reference.weights(S, **masks)
-    V, K_shape, V_shape = reference._repeat_heads(V, Q), K.shape, V.shape
-    terms = np.abs(dO) @ reference._transpose(np.abs(V)) * Z
-    E = P * (terms + (P * terms).sum(axis=-1, keepdims=True))
-    tau = abs(reference._scale(Q, scale))
-    sizes = {
-        "dq": tau * (E @ np.abs(reference._repeat_heads(K, Q))),
-        "dk": tau * reference._sum_heads(reference._transpose(E) @ np.abs(Q), K_shape),
-        "dv": reference._sum_heads(reference._transpose(P * Z) @ np.abs(dO), V_shape),
-    }
+    if np.shape(dout) != np.shape(q) or len(naive_errors) != 3:
+        raise ValueError(
+            f"dout {np.shape(dout)}, naive_errors {naive_errors!r}: give dout as q {np.shape(q)}, and three errors"
+        )
+    sizes, S, L = _sizes_of_terms(q, k, v, dout, scale, masks)
     eps = np.finfo(_checked(dtype)).eps
     if max_score is None:
         max_score = np.abs(S).max(initial=1)
     unit = 4 * eps if eps > 1e-12 else 1e-12 * max(1, max_score)
     if from_lse:
         largest = np.abs(L[np.isfinite(L)]).max(initial=0)
-        unit = max(unit, min(math.exp(min(largest * eps / 2, 100)), max(K_shape[-2], 1)) ** 2 - 1)
-    return {
-        name: float(2 * own + unit * size.max(initial=0))
-        for (name, size), own in zip(sizes.items(), naive_errors, strict=True)
+        unit = max(unit, min(math.exp(min(largest * eps / 2, 100)), max(S.shape[-1], 1)) ** 2 - 1)
+    return {name: float(2 * own + unit * size) for (name, size), own in zip(sizes.items(), naive_errors, strict=True)}
+
+
+def naive_gradient_bounds(q, k, v, dout, scale=None, dtype="float32", **masks):
+    """A bound on |error| of the gradients of `naive` -> {"dq": …, "dk": …, "dv": …}, which is not its own error.
+
+    (2 · (2d · A + N_k + 8) + 2d + N_k + N · H / H_k) · eps · the size of the terms, as in `gradient_bounds`, where the
+    masks are explained. To first order: a weight P is off by a factor of at most the first bracket, as `naive_bound`
+    derives with A = max(|Q||K|ᵀ · |scale|), and dS = P ∘ (dP − D) has P twice, once within D. dP and dK, dQ sum d
+    products each or more, D sums N_k, and dK and dV sum N terms of each of the H / H_k heads that share them.
+    """
+    sizes, _, _ = _sizes_of_terms(q, k, v, dout, scale, masks)
+    q, k = (np.asarray(x, dtype=np.float64) for x in (q, k))
+    A = reference.scores(np.abs(q), np.abs(k), None if scale is None else abs(scale)).max(initial=0)
+    (N, d), N_k = q.shape[-2:], k.shape[-2]
+    group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+    roundings = 2 * (2 * d * A + N_k + 8) + 2 * d + N_k + N * group
+    return {name: float(roundings * np.finfo(_checked(dtype)).eps * size) for name, size in sizes.items()}
+
+
+def _sizes_of_terms(q, k, v, dout, scale, masks):
+    """({"dq": …, "dk": …, "dv": …}, S, L): the largest sum of |terms| of an element of each, scores and logsumexp."""
+    Q, K, V, dO = (np.asarray(x, dtype=np.float64) for x in (q, k, v, dout))
+    reference._check_shapes(Q, K, V)
+    S = reference.scores(Q, K, scale)
+    P, L, Z = reference.weights(S, **masks)
+    terms = np.abs(dO) @ reference._transpose(np.abs(reference._repeat_heads(V, Q))) * Z
+    E = P * (terms + (P * terms).sum(axis=-1, keepdims=True))
+    tau = abs(reference._scale(Q, scale))
+    sizes = {
+        "dq": tau * (E @ np.abs(reference._repeat_heads(K, Q))),
+        "dk": tau * reference._sum_heads(reference._transpose(E) @ np.abs(Q), K.shape),
+        "dv": reference._sum_heads(reference._transpose(P * Z) @ np.abs(dO), V.shape),
     }
+    return {name: size.max(initial=0) for name, size in sizes.items()}, S, L
 
 
 # ---------------------------------------------------------------------------------------------------- the comparison
@@ -391,23 +412,30 @@ def _naive_errors(case):
     for name, got, expected, v in zip(("out", "lse"), results, truth, (case.v, np.ones_like(case.v))):
         finite = np.isfinite(expected)
         errors[name] = np.abs(got[finite] - expected[finite]).max(initial=0)
-        limit = naive_bound(case.q, case.k, v, case.scale, "float32")
-        if not errors[name] <= limit:
-            raise AssertionError(
-                f"case {case.name!r}: the naive kernel itself, the yardstick, is off by {errors[name]:.2e} in {name}, "
-                f"more than its bound {limit:.2e}: a fault in numba_flash"
-            )
+        _check_yardstick(case, name, errors[name], naive_bound(case.q, case.k, v, case.scale, "float32"))
     return errors
 
 
 def _naive_gradient_errors(case, dout, expected):
-    """The errors of the stage `naive` in dq, dk and dv, on the CPU and outside of any ledger."""
+    """The errors of the stage `naive` in dq, dk and dv, on the CPU and outside of any ledger; each within its bound."""
     from .attention import attention_backward
 
     results = contextvars.Context().run(
         attention_backward, case.q, case.k, case.v, dout, stage="naive", scale=case.scale, device="cpu"
     )
-    return [_largest_error(got, truth) for got, truth in zip(results, expected.values(), strict=True)]
+    errors = [_largest_error(got, truth) for got, truth in zip(results, expected.values(), strict=True)]
+    limits = naive_gradient_bounds(case.q, case.k, case.v, dout, case.scale)
+    for (name, limit), error in zip(limits.items(), errors, strict=True):
+        _check_yardstick(case, name, error, limit)
+    return errors
+
+
+def _check_yardstick(case, name, error, limit):
+    if not error <= limit:
+        raise AssertionError(
+            f"case {case.name!r}: the naive kernel itself, the yardstick, is off by {error:.2e} in {name}, "
+            f"more than its bound {limit:.2e}: a fault in numba_flash"
+        )
 
 
 def _element(name, at):

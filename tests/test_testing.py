@@ -408,6 +408,14 @@ def test_a_broken_yardstick_is_noticed(monkeypatch):
         testing.assert_exact(lambda q, k, v, scale: np.ones_like(q), cases=[testing._random("a case", (5, 4), (7, 4))])
 
 
+def test_a_broken_yardstick_of_gradients_is_noticed(monkeypatch):
+    monkeypatch.setattr(testing, "naive_gradient_bounds", lambda *args: {"dq": 0.0, "dk": 0.0, "dv": 0.0})
+    with pytest.raises(AssertionError, match="the naive kernel itself, the yardstick, is off by .* in dq"):
+        testing.assert_exact_backward(
+            lambda q, k, v, dout, scale: (np.ones_like(q),) * 3, cases=[testing._random("a case", (5, 4), (5, 4))]
+        )
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
@@ -493,6 +501,32 @@ def test_the_naive_stage_keeps_its_bound(dtype):
         out = nf.attention(case.q, case.k, case.v, stage="naive", scale=case.scale)
         error = np.abs(out - expected).max(initial=0)
         assert error <= testing.naive_bound(case.q, case.k, case.v, case.scale, dtype), case.name
+
+
+def test_naive_gradient_bounds_are_the_formula():
+    """One query and one key: P = 1, so that E = 2 · |dO||V|."""
+    q, k, v, dout = (np.array([[x, 0.0]]) for x in (2.0, 3.0, -5.0, 7.0))
+    eps = (2 * (2 * 2 * 3.0 + 1 + 8) + 2 * 2 + 1 + 1) * 2.0**-23
+    expected = {"dq": 0.5 * 70 * 3 * eps, "dk": 0.5 * 70 * 2 * eps, "dv": 7 * eps}
+    assert testing.naive_gradient_bounds(q, k, v, dout, -0.5) == pytest.approx(expected, rel=1e-15)
+    q, dout = (np.stack([x] * 6) for x in (q, dout))  # six heads share two of K and V: two more terms for each of dK
+    k, v = (np.stack([x] * 2) for x in (k, v))
+    eps += 2 * 2.0**-23
+    expected = {"dq": 0.5 * 70 * 3 * eps, "dk": 3 * 0.5 * 70 * 2 * eps, "dv": 3 * 7 * eps}
+    assert testing.naive_gradient_bounds(q, k, v, dout, 0.5) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_naive_stage_keeps_the_bounds_of_its_gradients(dtype):
+    for case in testing.cases(dtype):
+        dout = testing.random_dout(case)
+        truth = reference.attention_backward(
+            *(x.astype(np.longdouble) for x in (case.q, case.k, case.v, dout)), case.scale
+        )
+        got = nf.attention_backward(case.q, case.k, case.v, dout, stage="naive", scale=case.scale)
+        limits = testing.naive_gradient_bounds(case.q, case.k, case.v, dout, case.scale, dtype)
+        for (name, limit), one, right in zip(limits.items(), got, truth, strict=True):
+            assert np.abs(one - right).max(initial=0) <= limit, (case.name, name)
 
 
 # ------------------------------------------------------------------------------------------------------- the backward

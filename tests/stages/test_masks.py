@@ -84,7 +84,7 @@ def check_bill(stage, blocks, feature, size):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @configurations
 def test_exact(stage, blocks, feature, dtype):
-    """Within twice the error of naive and 4 · eps, in float64 within 1e-12, of the size of the terms."""
+    """Within twice naive's error and 4 · eps, in float64 1e-12, of the size of the terms; naive within its bounds."""
     for seed, size in enumerate(SIZES[1::2]):
         q, k, v, dout, how = inputs(size, feature, dtype, seed)
         results = run(stage, q, k, v, dout, **how | {"blocks": blocks})
@@ -94,12 +94,15 @@ def test_exact(stage, blocks, feature, dtype):
         unit = 4 * np.finfo(dtype).eps if dtype == "float32" else 1e-12 * largest
         bounds = testing.gradient_bounds(q, k, v, dout, dtype=dtype, from_lse=True, **how)
         sizes = [unit * max(1, np.abs(x[np.isfinite(x)]).max(initial=0)) for x in truth[:2]] + list(bounds.values())
+        most = [testing.naive_bound(q, k, x, None, dtype) / (1 - how.get("dropout_p", 0)) for x in (v, np.ones_like(v))]
+        most += testing.naive_gradient_bounds(q, k, v, dout, dtype=dtype, **how).values()
         for result in results:
-            for got, own, expected, size_of_terms in zip(result, yardstick, truth, sizes, strict=True):
+            for got, own, expected, size_of_terms, limit in zip(result, yardstick, truth, sizes, most, strict=True):
                 assert got.dtype == dtype
                 assert np.array_equal(np.isneginf(got), np.isneginf(expected))
                 seen = np.isfinite(expected)
                 error, naive = (np.abs(x[seen] - expected[seen]).max(initial=0) for x in (got, own))
+                assert naive <= limit
                 assert error <= (2 * naive if dtype == "float32" else 0) + size_of_terms
 
 
