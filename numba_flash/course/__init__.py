@@ -1,0 +1,1 @@
+"""The course: exercises and their checks, the lab, the exam."""
