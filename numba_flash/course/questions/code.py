@@ -13,15 +13,15 @@ SYMPTOMS = {
     "race": "A race in strict mode; on a GPU a result that may differ from run to run.",
     "divergence": "Some threads never come to a barrier, at lengths that the tile does not divide: an error here, and "
     "on a GPU perhaps a hang.",
-    "rising": "A wrong output without an error message, and only for rows whose largest score so far rises after the "
+    "rising": "A wrong O without an error message, and only for rows whose largest score so far rises after the "
     "first tile; right for all others.",
-    "second_tile": "A wrong output without an error message for every row, as soon as there are two tiles of keys; "
+    "second_tile": "A wrong O without an error message for every row, as soon as there are two tiles of keys; "
     "right with one.",
-    "one_tile": "A wrong output without an error message, also with one tile.",
-    "tail": "A wrong output, or nan, and only where the tile does not divide the number of keys.",
-    "low": "A wrong output, 0 or nan, and only for rows whose scores all lie far below 0.",
-    "dQ": "A right output and right dK and dV; dQ is wrong.",
-    "gradients": "A right output, and all three gradients wrong.",
+    "one_tile": "A wrong O without an error message, also with one tile.",
+    "tail": "A wrong O, or nan in it, and only where the tile does not divide the number of keys.",
+    "low": "A wrong O, 0 or nan, and only for rows whose scores all lie far below 0.",
+    "dQ": "O, dK and dV are right; dQ is wrong.",
+    "gradients": "O is right, and all three gradients are wrong.",
 }
 
 
@@ -31,7 +31,6 @@ class Fault:
 
     name: str
     where: str
-    lesson: str
     module: str
     factory: str
     old: str
@@ -83,7 +82,6 @@ FAULTS = (
     Fault(
         "l_not_rescaled",
         "the loop over tiles of keys of `flash2`",
-        "04, part 2; 05, part 7",
         "flash2",
         "make_forward",
         "                l_i *= old\n",
@@ -102,7 +100,6 @@ FAULTS = (
     Fault(
         "O_not_rescaled",
         "the loop over tiles of keys of `flash2`",
-        "04, part 2; 05, part 7",
         "flash2",
         "make_forward",
         "                for t in range(d):\n                    O_i[t] *= old                            # Alg. 1, l. "
@@ -122,7 +119,6 @@ FAULTS = (
     Fault(
         "no_barrier_1",
         "the scores of `tiled`",
-        "03, part 7",
         "tiled",
         "make_scores",
         BARRIER_1,
@@ -138,7 +134,6 @@ FAULTS = (
     Fault(
         "no_barrier_2",
         "the scores of `tiled`",
-        "03, part 7",
         "tiled",
         "make_scores",
         BARRIER_2,
@@ -154,7 +149,6 @@ FAULTS = (
     Fault(
         "barrier_in_guard",
         "the loop over tiles of keys of `flash2`",
-        "00, part 9; 05, part 7",
         "flash2",
         "make_forward",
         BARRIER_OF_FLASH2 + "            if i < N:\n                m_new = m_i\n",
@@ -169,7 +163,6 @@ FAULTS = (
     Fault(
         "columns_of_K",
         "the scores of `tiled`",
-        "03, part 2",
         "tiled",
         "make_scores",
         "* K_j[tx, t]",
@@ -188,7 +181,6 @@ FAULTS = (
     Fault(
         "half_a_guard",
         "the scores of `naive`",
-        "00, part 3; 02, part 2",
         "naive",
         "make_scores",
         "if i < N and j < N_k:",
@@ -201,7 +193,6 @@ FAULTS = (
     Fault(
         "m_from_0",
         "the statistics of `online_softmax`",
-        "04, part 6",
         "online_softmax",
         "make_statistics",
         "m_i = real(-math.inf)",
@@ -218,7 +209,6 @@ FAULTS = (
     Fault(
         "statistics_not_rescaled",
         "the statistics of `online_softmax`, whose tile is one score",
-        "04, part 7",
         "online_softmax",
         "make_statistics",
         "l_i * weight(m_i, m_new) + weight(s, m_new)",
@@ -232,7 +222,6 @@ FAULTS = (
     Fault(
         "whole_tile",
         "the loop over tiles of keys of `flash2`",
-        "05, part 7",
         "flash2",
         "make_forward",
         "for c in range(min(Bc, keys - j)):",
@@ -249,7 +238,6 @@ FAULTS = (
     Fault(
         "l_not_stored",
         "the end of the loop over queries of `flash` (Algorithm 1)",
-        "05, part 2",
         "flash",
         "make_forward",
         "                l[h, i] = l_i                                # Alg. 1, l. 13\n",
@@ -265,7 +253,6 @@ FAULTS = (
     Fault(
         "no_D",
         "the kernel of `flash2` that owns dQ",
-        "07, parts 2 and 7",
         "flash2_backward",
         "make_dQ",
         "weight(s, L_i) * (dp - D_i)",
@@ -281,7 +268,6 @@ FAULTS = (
     Fault(
         "L_without_m",
         "the end of `flash2`",
-        "04, part 5; 07, part 4",
         "flash2",
         "make_forward",
         "m_i + math.log(l_i) if",
@@ -297,8 +283,11 @@ FAULTS = (
 )
 
 
-def code_question(fault):
+def one_of(faults):
+    """A question on one of the faults of the same lines, so that no exam shows these lines twice."""
+
     def make(rng):
+        fault = rng.choice(faults)
         others = rng.sample(sorted(set(SYMPTOMS) - {fault.symptom}), 4)
         choices, letter = lettered(rng, SYMPTOMS[fault.symptom], [SYMPTOMS[other] for other in others])
         parts = [Part("Which symptom shows it?", letter, 2)]
@@ -311,7 +300,7 @@ def code_question(fault):
             "choices": choices,
             "parts": tuple(parts),
             "open": ((1, f"what is wrong: {fault.what}"), (1, f"what goes wrong: {fault.then}")),
-            "why": f"{fault.what[0].upper()}{fault.what[1:]}. {fault.then[0].upper()}{fault.then[1:]}.",
+            "why": f"{_sentence(fault.what)} {_sentence(fault.then)}",
             "wrong": fault.wrong,
             "facts": {"fault": fault.name},
         }
@@ -319,5 +308,19 @@ def code_question(fault):
     return make
 
 
-for _fault in FAULTS:
-    question("code", _fault.lesson, 5, _fault.name)(code_question(_fault))
+def _sentence(text):
+    """With a capital, unless it begins with a name."""
+    first = text.split()[0]
+    return (text if "_" in first or (len(first) == 1 and first != "a") else text[0].upper() + text[1:]) + "."
+
+
+for _name, _lesson, _faults in (
+    ("code_scores", "00, part 3; 02, part 2", ["half_a_guard"]),
+    ("code_tiled", "03, parts 2 and 7", ["no_barrier_1", "no_barrier_2", "columns_of_K"]),
+    ("code_statistics", "04, parts 6 and 7", ["m_from_0", "statistics_not_rescaled"]),
+    ("code_algorithm1", "05, part 2", ["l_not_stored"]),
+    ("code_loop", "04, part 2; 05, part 7", ["l_not_rescaled", "O_not_rescaled", "whole_tile", "barrier_in_guard"]),
+    ("code_L", "04, part 5; 07, part 4", ["L_without_m"]),
+    ("code_dQ", "07, parts 2 and 7", ["no_D"]),
+):
+    question("code", _lesson, 5, _name)(one_of([fault for fault in FAULTS if fault.name in _faults]))
