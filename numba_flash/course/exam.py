@@ -6,6 +6,7 @@ import random
 import re
 import textwrap
 from fractions import Fraction
+from html import escape
 from itertools import cycle
 from pathlib import Path
 
@@ -16,6 +17,18 @@ from .questions import POOL, TOPICS
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
 MINUTES = 60
 TOLERANCE = 0.01  # of a float
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Exam {seed}</title>
+<style>
+:root {{ color-scheme: light dark }}
+pre {{ max-width: max-content; margin: 1rem auto; white-space: pre-wrap }}
+</style>
+<pre>{text}</pre>
+</html>
+"""
 NUMBER = re.compile(r"[-+]?[\d.]{1,40}(e[-+]?\d{1,2}|/\d{1,40})?")
 
 
@@ -31,7 +44,9 @@ def add_command(command):
     sub.add_argument("--grade", metavar="FILE", help=what)
     what = "write the exam, or the grades, to FILE; without a FILE, or to -, print that instead of the page"
     sub.add_argument("--json", type=_writable(None), nargs="?", const="-", metavar="FILE", help=what)
-    sub.add_argument("--html", type=_writable((".html", ".svg")), metavar="FILE", help="write the page to FILE")
+    sub.add_argument(
+        "--html", type=_writable((".html",)), metavar="FILE", help="write the page to FILE, for the printer"
+    )
     sub.add_argument("--md", type=_writable(None), metavar="FILE", help="write the exam to FILE in Markdown")
 
 
@@ -56,7 +71,7 @@ def run(flags):
         markdown = "\n".join(in_markdown(flags, questions))
     if flags.md and markdown is None:
         raise ValueError(f"--md {flags.md} writes an exam, and --grade makes none: leave one of them out")
-    screen = report.console(record=bool(flags.html))
+    screen = report.console()
     if flags.json != "-":
         for part in page:
             screen.print(part)
@@ -65,9 +80,13 @@ def run(flags):
     elif flags.json:
         Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if flags.html:
-        report.save(screen, flags.html, f"Exam {flags.seed}")
+        text = "\n".join(map(report.to_text, page))
+        Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
     if flags.md:
         Path(flags.md).write_text(markdown, encoding="utf-8")
+    if flags.json != "-":
+        for file in filter(None, (flags.json, flags.html, flags.md)):
+            screen.print(f" written: {file}", soft_wrap=True)
     return 0
 
 

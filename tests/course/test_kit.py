@@ -65,7 +65,7 @@ def test_a_command_takes_these_flags(line, tmp_path, monkeypatch):
     for word in words:
         if word.endswith((".py", "answers.json")):
             file = tmp_path / word.replace("*", "ann")
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("{}")
     words = [found for word in words for found in (sorted(glob.glob(word)) or [word])]
     assert cli.make_parser().parse_args(words).command == words[0]
