@@ -21,7 +21,7 @@ from numba_flash import stages
 from numba_flash.course import exam
 from numba_flash.course.questions import POOL, TOPICS, Question
 from numba_flash.course.questions.code import FAULTS, SYMPTOMS, snippet
-from numba_flash.course.questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK
+from numba_flash.course.questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK, approximations
 
 SEEDS = range(60)
 
@@ -703,3 +703,9 @@ def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
         with nf.ledger() as right:
             forward(importlib.import_module(f"numba_flash.stages.{fault.module}"), *inputs(8, 16), blocks)
         assert (faulty == right) == (fault.bill == "no")
+
+
+def test_rounding_and_a_wrong_method_are_far_apart():
+    for seed in range(10):  # as many as are drawn
+        for name, (single, double) in approximations(seed).items():
+            assert (single < 1e-5 and double < 1e-13) if name.startswith("tiles") else min(single, double) > 0.1
