@@ -1,1 +1,1 @@
-"""The course: exercises and their checks, the lab, the exam."""
+"""What a course needs around the lessons: exercises and their judge, the lab of broken kernels, the exam."""
