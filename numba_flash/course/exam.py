@@ -1,0 +1,318 @@
+"""`python -m numba_flash exam`: an exam from a seed, its key, and the grading of what needs no reader."""
+
+import argparse
+import json
+import random
+import re
+import textwrap
+from fractions import Fraction
+from html import escape
+from itertools import cycle
+from pathlib import Path
+
+from .. import report
+from ..lesson import check_writable, whole_number
+from .questions import POOL, TOPICS
+
+LEAST = {"kind": 3}  # questions of a topic that no exam is without
+MINUTES = 60
+TOLERANCE = 0.01  # of a float
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Exam {seed}</title>
+<style>
+:root {{ color-scheme: light dark }}
+pre {{ max-width: max-content; margin: 1rem auto; white-space: pre-wrap }}
+</style>
+<pre>{text}</pre>
+</html>
+"""
+NUMBER = re.compile(r"[-+]?[\d.]{1,40}(e[-+]?\d{1,2}|/\d{1,40})?")
+
+
+def add_command(command):
+    sub = command("exam", run, "make an exam from a seed, print its key, or grade answers")
+    sub.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="which exam (default: %(default)s)")
+    length = sub.add_mutually_exclusive_group()
+    length.add_argument("--questions", type=whole_number(1), metavar="K", help="how many questions")
+    what = f"or as many questions as fit M minutes (default: {MINUTES})"
+    length.add_argument("--minutes", type=whole_number(1), metavar="M", help=what)
+    sub.add_argument("--key", action="store_true", help="with answers, reasons, points and common wrong answers")
+    what = 'grade the answers in FILE, JSON such as {"1a": "true", "2a": "C", "5b": 4096}, as far as a program can'
+    sub.add_argument("--grade", metavar="FILE", help=what)
+    what = "write the exam, or the grades, to FILE; without a FILE, or to -, print that instead of the page"
+    sub.add_argument("--json", type=_writable(None), nargs="?", const="-", metavar="FILE", help=what)
+    sub.add_argument(
+        "--html", type=_writable((".html",)), metavar="FILE", help="write the page to FILE, for the printer"
+    )
+    sub.add_argument("--md", type=_writable(None), metavar="FILE", help="write the exam to FILE in Markdown")
+
+
+def _writable(suffixes):
+    def path(text):
+        try:
+            check_writable(None if text == "-" else text, suffixes)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
+        return text
+
+    return path
+
+
+def run(flags):
+    questions = select(flags.seed, flags.questions, flags.minutes)
+    if flags.grade:
+        page, figures = graded(flags, questions)
+        markdown = None
+    else:
+        page, figures = list(printed(flags, questions)), as_json(flags, questions)
+        markdown = "\n".join(in_markdown(flags, questions))
+    if flags.md and markdown is None:
+        raise ValueError(f"--md {flags.md} writes an exam, and --grade makes none: leave one of them out")
+    screen = report.console()
+    if flags.json != "-":
+        for part in page:
+            screen.print(part)
+    if flags.json == "-":
+        print(json.dumps(figures, indent=1))
+    elif flags.json:
+        Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if flags.html:
+        text = "\n".join(map(report.to_text, page))
+        Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
+    if flags.md:
+        Path(flags.md).write_text(markdown, encoding="utf-8")
+    if flags.json != "-":
+        for file in filter(None, (flags.json, flags.html, flags.md)):
+            screen.print(f" written: {file}", soft_wrap=True)
+    return 0
+
+
+# --- which questions --------------------------------------------------------------------------------------------------
+
+
+def select(seed, count=None, minutes=None):
+    """The questions of an exam -> list of Question; arguments and errors as for `balanced`."""
+    return [POOL[name](random.Random(f"{name} {seed}")) for name in balanced(seed, count, minutes)]
+
+
+def balanced(seed, count=None, minutes=None):
+    """Which questions, by topic -> list of names. ValueError where it would be too small or too large an exam.
+
+    count: so many questions; else as many as fit `minutes`. At least three ask what kind of optimisation it is.
+    """
+    rng = random.Random(f"exam {seed}")
+    stacks = {topic: [name for name, build in POOL.items() if build.topic == topic] for topic in TOPICS}
+    for stack in stacks.values():
+        rng.shuffle(stack)
+    chosen = [name for topic, least in LEAST.items() for name in stacks[topic][:least]]
+    least = sum(LEAST.values())
+    if count is not None:
+        if not least <= count <= len(POOL):
+            raise ValueError(f"--questions {count} is no exam: pass {least} to {len(POOL)}")
+        minutes = sum(build.minutes for build in POOL.values())
+    minutes = MINUTES if minutes is None else minutes
+    left = minutes - sum(POOL[name].minutes for name in chosen)
+    if left < 0:
+        needed = sum(POOL[name].minutes for name in chosen)
+        raise ValueError(
+            f"--minutes {minutes} is too short for the {least} questions on the kind: pass {needed} or more"
+        )
+    stacks = {topic: [name for name in stack if name not in chosen] for topic, stack in stacks.items()}
+    turns = cycle([topic for topic in TOPICS if topic not in LEAST] + list(LEAST))
+    while any(stacks.values()) and (count is None or len(chosen) < count):
+        stack = stacks[next(turns)]
+        fitting = [name for name in stack if POOL[name].minutes <= left]
+        stack[:] = fitting[1:]
+        if fitting:
+            chosen.append(fitting[0])
+            left -= POOL[fitting[0]].minutes
+    order = list(TOPICS)
+    return sorted(chosen, key=lambda name: order.index(POOL[name].topic))
+
+
+# --- on paper ---------------------------------------------------------------------------------------------------------
+
+
+def totals(questions):
+    return sum(question.minutes for question in questions), sum(question.points for question in questions)
+
+
+def size(questions):
+    """How large an exam is, in words."""
+    minutes, points = totals(questions)
+    return f"{len(questions)} questions, {minutes} minutes, {points} points"
+
+
+RULES = (
+    "One head unless a question says otherwise. An element is an element, not a byte. FLOPs count a product and a sum "
+    "as two. Integers are exact; for the rest a fraction or three digits will do. What a part asks beyond a number or "
+    "a letter, answer in a sentence."
+)
+
+
+def written(expected):
+    return (
+        f"{expected:,}" if isinstance(expected, int) else f"{expected:.6g}" if isinstance(expected, float) else expected
+    )
+
+
+def solution(question):
+    """The key of a question -> (label, text), to be printed one below the other."""
+    parts = list(labelled(question))
+    yield "Answer", "; ".join(f"({label}) {written(part.expected)}" for label, part in parts)
+    yield "Why", question.why
+    yield "Points", "; ".join(f"({label}) {part.points}" for label, part in parts)
+    for points, what in question.open:
+        yield "Reader", f"{points} for: {what}"
+    for answer, reveals in question.wrong:
+        yield "Wrong", f"{answer}: {reveals}"
+
+
+def labelled(question):
+    return zip("abcdefgh", question.parts, strict=False)
+
+
+def about(number, question):
+    return f"{number}. {question.points} points, {question.minutes} minutes, lesson {question.lesson}"
+
+
+def printed(flags, questions):
+    """The exam -> what a console prints, part by part."""
+    yield report.heading(f"Exam {flags.seed}{', with its key' if flags.key else ''}", size(questions))
+    yield ""
+    yield report.prose(RULES)
+    topic = None
+    for number, question in enumerate(questions, 1):
+        if question.topic != topic:
+            topic = question.topic
+            yield report.heading(TOPICS[topic].upper())
+            yield ""
+        yield report.heading(about(number, question))
+        yield report.prose(question.text)
+        if question.choices:
+            yield from (hanging(*choice) for choice in question.choices)
+            yield ""
+        yield from (hanging(f"({label})", part.ask) for label, part in labelled(question))
+        yield ""
+        if question.also:
+            yield report.prose(question.also)
+        if flags.key:
+            yield from (hanging(*line, width=8) for line in solution(question))
+            yield ""
+
+
+def hanging(label, text, width=5):
+    """A label, and beside it its text."""
+    return textwrap.fill(text, 78, initial_indent=f"   {label:<{width}}", subsequent_indent=" " * (width + 3))
+
+
+def in_markdown(flags, questions):
+    """The exam -> lines of Markdown."""
+    yield f"# Exam {flags.seed}{', with its key' if flags.key else ''}\n"
+    yield f"{size(questions)}. {RULES}\n"
+    topic = None
+    for number, question in enumerate(questions, 1):
+        if question.topic != topic:
+            topic = question.topic
+            yield f"## {TOPICS[topic]}\n"
+        yield f"### {about(number, question)}\n\n{question.text}\n"
+        yield from (f"- **{name}** {text}" for name, text in question.choices)
+        yield from [""] * bool(question.choices)
+        yield from (f"- ({label}) {part.ask}" for label, part in labelled(question))
+        yield f"\n{question.also}\n" if question.also else ""
+        if flags.key:
+            yield from (f"> **{label}**: {text}\n>" for label, text in solution(question))
+            yield ""
+
+
+def as_json(flags, questions):
+    """The exam as data. Without --key it holds nothing that is not on the paper."""
+    minutes, points = totals(questions)
+    figures = {"seed": flags.seed, "minutes": minutes, "points": points, "questions": []}
+    for number, question in enumerate(questions, 1):
+        entry = {
+            "number": number,
+            "topic": question.topic,
+            "lesson": question.lesson,
+            "points": question.points,
+            "minutes": question.minutes,
+            "text": question.text,
+            "choices": dict(question.choices),
+            "parts": {label: part.ask for label, part in labelled(question)},
+            "also": question.also,
+        }
+        if flags.key:
+            entry |= {
+                "name": question.name,
+                "answers": {label: part.expected for label, part in labelled(question)},
+                "points_of_parts": {label: part.points for label, part in labelled(question)},
+                "open": [list(item) for item in question.open],
+                "why": question.why,
+                "wrong": [list(item) for item in question.wrong],
+            }
+        figures["questions"].append(entry)
+    return figures
+
+
+# --- grading ----------------------------------------------------------------------------------------------------------
+
+
+def graded(flags, questions):
+    """The points that a program can give -> page and figures."""
+    answers = read_answers(flags.grade)
+    rows, reached = [], 0
+    labels = {f"{n}{label}": part for n, question in enumerate(questions, 1) for label, part in labelled(question)}
+    if unknown := sorted(set(answers) - set(labels)):
+        raise ValueError(
+            f"--grade {flags.grade}: {', '.join(unknown)} is no part of this exam: its parts are {', '.join(labels)}; "
+            "give the --seed, and the --questions or --minutes, that the exam was made with"
+        )
+    for label, part in labels.items():
+        given = answers.get(label)
+        verdict = "missing" if given is None else "right" if is_right(given, part.expected) else "wrong"
+        points = part.points * (verdict == "right")
+        reached += points
+        rows.append([label, verdict, points, part.points, "" if given is None else str(given)])
+    possible = sum(part.points for part in labels.values())
+    to_read = totals(questions)[1] - possible
+    page = [report.heading(f"Exam {flags.seed}", f"{reached} of {possible} points; {to_read} more for a reader"), ""]
+    page.append(report.table(["part", "verdict", "points", "of", "given"], rows))
+    figures = {"seed": flags.seed, "points": reached, "of": possible, "for_a_reader": to_read}
+    figures["parts"] = {
+        label: {"verdict": verdict, "points": points, "of": of} for label, verdict, points, of, _ in rows
+    }
+    return page, figures
+
+
+def read_answers(path):
+    """{"1a": answer, …} from a file. ValueError where it is none."""
+    try:
+        answers = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--grade {path} cannot be read ({error.strerror}): name a file of answers") from None
+    except ValueError as error:
+        raise ValueError(f'--grade {path} is no JSON ({error}): write {{"1a": "true", "2a": "C"}}') from None
+    if not isinstance(answers, dict) or any(isinstance(answer, dict | list) for answer in answers.values()):
+        raise ValueError(f'--grade {path} holds no answers by part: write {{"1a": "true", "2a": "C", "5b": 4096}}')
+    return answers
+
+
+def is_right(given, expected):
+    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter."""
+    if isinstance(expected, str):
+        same = {"t": "true", "f": "false", "y": "yes", "n": "no"} if len(expected) > 1 else {}
+        word = str(given).strip().casefold()
+        return same.get(word, word) == expected.casefold()
+    text = str(given).replace(",", "").replace("−", "-").strip().casefold()
+    if isinstance(given, bool) or not NUMBER.fullmatch(text):
+        return False
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return False
+    return (
+        value == expected if isinstance(expected, int) else abs(value - Fraction(expected)) <= TOLERANCE * abs(expected)
+    )
