@@ -39,9 +39,10 @@ from .errors import KernelError
 from .hbm.ledger import KINDS, Count
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
-ANSWER = " Your answer [?: a hint   Enter: go on   Ctrl-D: no more questions]: "
+ANSWER = " Your answer (? for a hint): "
 HOW_TO_ANSWER = """
-Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N. You have two tries.
+Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N. There are two tries. Enter
+alone goes on, Ctrl-D asks no more.
 """
 COMMENT = 20  # columns of a listing that a comment should have
 ROWS = 256  # queries whose reference is computed at once
