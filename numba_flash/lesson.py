@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import numpy as np
 from rich.text import Text
 
-from . import questions, reference, report, testing
+from . import picture, questions, reference, report, testing
 from .attention import MAX_D
 from .blocks import TILINGS, fitting_blocks
 from .engine.launch import device
@@ -137,7 +137,8 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
     parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
     parser.add_argument("--step", action="store_true", help="wait for Enter between the parts and before answers")
-    parser.add_argument("--svg", metavar="FILE", help="write the output to FILE as a picture (.svg or .html)")
+    pictures = "write the output for slides: x.svg gives x-1.svg and so on, one per part; x.html gives a page"
+    parser.add_argument("--svg", metavar="FILE", help=pictures)
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
     kept = "add this run's questions and your answers to FILE (JSON); without a terminal, the questions and their key"
     parser.add_argument("--answers", metavar="FILE", help=kept)
@@ -205,7 +206,8 @@ class Lesson:
     def __init__(self, name, flags, given, sizes, extra):
         self.__dict__.update(vars(flags))
         self.given = given  # the flags that differ from what the lesson sets
-        self.screen = report.console(record=flags.svg is not None)
+        self.screen = report.console()
+        self.pages = {}  # of --svg: name -> what is on it
         used = {flag: getattr(flags, flag) for flag in ("n", "d", "heads", "blocks", "seed", *extra)}
         self.figures = {"lesson": name[:2], **used}
         self.figures |= {"device": device(self.device).name, "bills": {}, "errors": {}, "faults": []}
@@ -218,7 +220,8 @@ class Lesson:
         heads = plural(self.heads, "head")
         threads = plural(self.blocks, "thread") if isinstance(self.blocks, int) else ""
         sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks, threads=threads)
-        self.show(report.heading(f"Lesson {name}", sizes), "")
+        self.heading = report.heading(f"Lesson {name}", sizes)
+        self.show(self.heading, "")
 
     # --- what is printed
 
@@ -226,6 +229,8 @@ class Lesson:
         """Print strings, and what `report` makes."""
         for renderable in renderables:
             self.screen.print(renderable)
+        if self.pages:
+            list(self.pages.values())[-1].extend(renderables)
 
     def text(self, paragraphs):
         """Print prose; indented lines stay as they are."""
@@ -236,6 +241,7 @@ class Lesson:
         if self.parts:
             self.pause()
         self.parts += 1
+        self.pages[f"{self.parts}"] = []
         self.show(report.heading(f"{self.parts}. {title}"), "")
 
     def pause(self):
@@ -283,6 +289,7 @@ class Lesson:
             how = " (On a terminal the lesson asks for it.)" if first and asked else ""
             self.text(f"Write your answer down before you read on.{how}")
             self.pause()
+        self.pages[f"{self.parts}-answer"] = []
         self.show(f" {'─' * 24} the answer {'─' * 24}", "")
         for answer in told:
             self.text(answer)
@@ -305,7 +312,7 @@ class Lesson:
 
     def running(self, what):
         """Say what runs now: it may take seconds."""
-        self.show(f" Running {what} ...", "")
+        self.screen.print(f" Running {what} ...\n")
 
     def source(self, kernel, first=None, last=None):
         """Print a function's source with line numbers: all, or from the line with `first` to that with `last`."""
@@ -434,10 +441,14 @@ class Lesson:
         """Write what --json and --svg asked for."""
         if self.json:
             Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
-        if self.svg:
-            report.save(self.screen, self.svg, title=f"numba_flash, lesson {self.figures['lesson']}")
-        for file in filter(None, (self.json, self.svg)):
-            self.show(f" written: {file}")
+        files = (
+            picture.save(self.heading, self.pages, self.svg, f"numba_flash, lesson {self.run['lesson']}")
+            if self.svg
+            else []
+        )
+        pictures = " to ".join(dict.fromkeys([*files[:1], *files[-1:]]))
+        for file in filter(None, (self.json, self.answers, pictures)):
+            self.screen.print(f" written: {file}")
 
 
 def plural(number, noun):
