@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 00, CUDA in ten minutes. Run it with `python lessons/00_cuda.py`, or open it as a notebook."""
 
 # %%

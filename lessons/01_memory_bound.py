@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 01, why attention is memory-bound. Run `python lessons/01_memory_bound.py`, or open it as a notebook."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 02, the stage `naive`. Run it with `python lessons/02_naive.py`, or open it as a notebook."""
 
 # %%

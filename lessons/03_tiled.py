@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 03, the stage `tiled`. Run it with `python lessons/03_tiled.py`, or open it as a notebook."""
 
 # %%

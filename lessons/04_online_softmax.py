@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 04, the stage `online_softmax`. Run `python lessons/04_online_softmax.py`, or open it as a notebook."""
 
 # %%

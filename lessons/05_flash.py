@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 05, the stages `flash` and `flash2`. Run `python lessons/05_flash.py`, or open it as a notebook."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 06, what FlashAttention is not. Run `python lessons/06_what_it_is_not.py`, or open it as a notebook."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 07, the backward pass. Run `python lessons/07_backward.py`, or open it as a notebook."""
 
 # %%

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 08, masks. Run `python lessons/08_masks.py`, or open it as a notebook."""
 
 # %%

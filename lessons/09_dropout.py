@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 09, dropout. Run `python lessons/09_dropout.py`, or open it as a notebook."""
 
 # %%

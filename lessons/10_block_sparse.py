@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 10, block-sparse attention. Run `python lessons/10_block_sparse.py`, or open it as a notebook."""
 
 # %%

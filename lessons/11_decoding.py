@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 11, decoding. Run `python lessons/11_decoding.py`, or open it as a notebook."""
 
 # %%

@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import numpy as np
 from rich.text import Text
 
-from . import picture, questions, reference, report, testing
+from . import notebook, picture, questions, reference, report, testing
 from .attention import MAX_D
 from .blocks import TILINGS, fitting_blocks
 from .engine.launch import device
@@ -74,12 +74,11 @@ def start(
     {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags of this
     lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
     """
-    notebook = in_notebook()
     extra = extra or {}
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
     values |= {flag: default for flag, (default, *_) in extra.items()}
     parser = _parser(name, values, stage, direction, predict_only, meanings or {}, extra)
-    flags = parser.parse_args([] if notebook else sys.argv[1:])
+    flags = parser.parse_args([] if in_notebook() else sys.argv[1:])
     sides = (1, flags.blocks) if direction == "split" and flags.blocks else flags.blocks
     where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
     for what, check in (
@@ -95,13 +94,18 @@ def start(
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
         ("argument --answers", lambda: check_answers(flags.answers)),
+        ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",), "notebook")),
     ):
         try:
             check()
         except (ValueError, KernelError) as error:
             parser.error(report.to_ascii(f"{what}: {error}"))
-    if not notebook:
+    if not in_notebook():
         sys.excepthook = _leave
+    if flags.notebook:
+        notebook.write(sys.argv[0], flags.notebook)
+        report.console().print(f" written: {flags.notebook}")
+        raise SystemExit
     given = {flag: value for flag, value in vars(flags).items() if flag in values and value != values[flag]}
     return Lesson(name, flags, given, sizes, extra)
 
@@ -142,6 +146,8 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
     kept = "add this run's questions and your answers to FILE (JSON); without a terminal, the questions and their key"
     parser.add_argument("--answers", metavar="FILE", help=kept)
+    what = "write the lesson as a Jupyter notebook (.ipynb) instead of running it"
+    parser.add_argument("--notebook", metavar="FILE", help=what)
     return parser
 
 
@@ -174,13 +180,13 @@ def _written(value):
     return ",".join(f"{part:.15g}" for part in value) if isinstance(value, tuple) else f"{value}"
 
 
-def check_writable(path, suffixes=None):
+def check_writable(path, suffixes=None, kind="picture"):
     """Find out before the run whether `path` can be written. ValueError where it cannot."""
     if path is None:
         return
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
-        raise ValueError(f"{path!r} is not a picture that can be written: end it in {' or '.join(suffixes)}")
+        raise ValueError(f"{path!r} is not a {kind} that can be written: end it in {' or '.join(suffixes)}")
     there = file.exists()
     try:
         file.open("a").close()
