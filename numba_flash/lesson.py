@@ -296,7 +296,8 @@ class Lesson:
             self.text(f"Write your answer down before you read on.{how}")
             self.pause()
         self.pages[f"{self.parts}-answer"] = []
-        self.show(f" {'─' * 24} the answer {'─' * 24}", "")
+        if text or told:  # else the numbers were all there was to answer
+            self.show(f" {'─' * 24} the answer {'─' * 24}", "")
         for answer in told:
             self.text(answer)
 

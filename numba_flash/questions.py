@@ -77,10 +77,14 @@ class Question:
         self.time = datetime.now(UTC).isoformat(timespec="seconds")
         if self._is(value, self.answer):
             self.correct = len(self.given)
-            return True, "Right."
+            return True, f"Right. {self.how}"
         for known, why in self.wrong.items():
             if self._is(value, known):
                 return False, why
+        heads = vars(self.sizes).get("H", 1)
+        for known, why in self.wrong.items():
+            if self._is(value * heads, known):
+                return False, f"{why} And there are H = {heads} heads."
         near = "" if self.about or abs(value - self.answer) > NEAR * abs(self.answer) else " But near: count exactly."
         return False, f"No, that is too {'large' if value > self.answer else 'small'}.{near} {self.hint}"
 
@@ -129,7 +133,7 @@ def _tokens(text, names):
         run = longest_first and token not in _FUNCTIONS and re.fullmatch(f"(?:{longest_first})+", token)
         for part in re.findall(longest_first, token) if run else [token]:
             ends = (before[-1:].isalnum() or before == ")") and before not in _FUNCTIONS
-            if ends and (part[0].isalpha() or part == "(" or (before == ")" and part[0].isdigit())):
+            if ends and (part[0].isalpha() or part == "(" or (part[0].isdigit() and not before[0].isdigit())):
                 yield "*"
             yield part
             before = part

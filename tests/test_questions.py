@@ -20,7 +20,7 @@ SIZES = {"N": 300, "d": 20, "Tc": 3, "N_k": 7}
         ("4.19E+6", 4190000), (".5", Fraction(1, 2)), ("1/2", Fraction(1, 2)), ("0.1", Fraction(1, 10)), ("-3", -3),
         ("7//2", 3), ("(1 + 2)(3 + 4)", 21), ("N²d", 1_800_000), ("2Nd", 12_000), ("3TcN", 2700), ("2(N + d)", 640),
         ("N_k*2", 14), ("N*d*ceil(N/16)", 114_000), ("N·d·⌈N/16⌉", 114_000), ("⌊7/2⌋", 3), ("sqrt(4)", 2),
-        ("N d", 6000), ("4**0.5", 2), ("2**-1", Fraction(1, 2)), ("exp(0)", 1), ("(N)2", 600),
+        ("N d", 6000), ("4**0.5", 2), ("2**-1", Fraction(1, 2)), ("exp(0)", 1), ("(N)2", 600), ("N 2", 600),
     ],
 )  # fmt: skip
 def test_what_may_be_typed(typed, value):
@@ -63,8 +63,9 @@ def question(**more):
 @pytest.mark.parametrize(
     "typed, right, says",
     [
-        ("90", True, "Right."),
-        ("HN", True, "Right."),
+        ("90", True, "Right. H·N."),
+        ("HN", True, "Right. H·N."),
+        ("60", False, "Twice as many. And there are H = 3 heads."),
         ("180", False, "Twice as many."),
         ("30", False, "That is for one head. There are H = 3."),
         ("360", False, "Those are bytes. The question is for elements, of 4 bytes each."),
