@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 00, CUDA in ten minutes. Run it with `python lessons/00_cuda.py`, or open it as a notebook."""
 
 # %%
@@ -9,6 +10,7 @@ from numba_flash import lesson, report
 from numba_flash.engine.model import REGISTERS, STATIC_SHARED, THREADS
 from numba_flash.hbm.ledger import Bill, Count
 from numba_flash.lesson import plural
+from numba_flash.questions import Question
 
 this = lesson.start(
     "00 · CUDA in ten minutes", n=1000, blocks=128, sizes="N = {n}, d = {d}, {threads} per block",
@@ -76,7 +78,19 @@ and the arguments:
 
     nf.launch(scale, {grid}, {B}, X, Y, np.float32(2))
 """)
-this.ask("How many elements of X does this launch load, and how many of Y does it store?")
+at = this.draw(N=range(300, 960, 20), B=(32, 64, 128))
+threads = -(-at.N // at.B) * at.B
+this.ask("How many elements of X does this launch load, and how many of Y does it store? And with other sizes?",
+    Question("threads", at, "how many threads does a launch of `scale` start, idle ones included?",
+        threads, "B threads in each of ⌈N/B⌉ blocks.", "A block is started whole, and so is the last one.",
+        {at.N: "That is how many have an element. The last block is started whole, too.",
+         threads // at.B: "Those are the blocks. Each has B threads.",
+         threads - at.B: "With so few blocks the last elements have no thread: round N/B up."}),
+    Question("scale", at, "how many elements does it load and store together?",
+        2 * at.N, "N loads of X and N stores of Y.", "Which threads get past the guard, and what does each of them do?",
+        {2 * threads: "Idle threads load and store nothing: the guard stops them.",
+         at.N: "Those are the loads alone. Each is followed by a store."}),
+)  # fmt: skip
 this.text(f"""
 Of all threads, N get past the guard. Each of those loads one element of X and stores one of Y: N loads and N
 stores, and N is {N:,}. The launch, and what was counted:
@@ -151,7 +165,14 @@ heads. `cuda.grid(1)` is the number along x. Each thread walks along one row:
 
     nf.launch(row_sum, ({grid}, {H}), {B}, X, Y)
 """)
-this.ask("How many elements of X does this launch load, and how many of Y does it store?")
+at = this.draw(H=range(2, 7), N=range(120, 400, 20), d=(12, 20, 24, 40))
+this.ask("How many elements of X does this launch load, and how many of Y does it store?",
+    Question("row_sum", at, "how many elements does `row_sum` load and store together?",
+        at.H * at.N * (at.d + 1), "Each of H·N threads loads d elements and stores one.",
+        "What does one thread load and store? How many threads get past the guard?",
+        {at.H * at.N * at.d: "Those are the loads alone. Each thread stores its sum, too.",
+         at.H * at.N * at.d * 2: "A thread stores one sum for d loads."}),
+)  # fmt: skip
 this.text(f"""
 A thread loads the d numbers of its row and stores one. For all rows of all heads that is {H} × {N:,} × {d} =
 {plural(H * N * d, "load")} of X, and {H} × {N:,} = {plural(H * N, "store")} of Y. The sum grows in a register, which
@@ -186,7 +207,14 @@ this.text("""
 X is the vector of N numbers again. `smooth` replaces each element by the mean of itself and its two neighbours.
 `load_or_zero` is a device function: kernels call it. Beyond the ends of X it gives 0 and loads nothing.
 """)
-this.ask("How many elements of X does `smooth` load? Think of the two ends.")
+at = this.draw(N=range(300, 960, 20))
+this.ask("",
+    Question("smooth", at, "how many elements of X does `smooth` load?",
+        3 * at.N - 2, "3N - 2.", "What does a thread in the middle load? And the first thread, and the last?",
+        {3 * at.N: "At each end a neighbour is missing, and `load_or_zero` loads nothing for it.",
+         3 * at.N - 1: "There are two ends.",
+         at.N: "So many there are, but each is loaded by more than one thread."}),
+)  # fmt: skip
 this.text(f"""
 Three loads for each of N threads, less one at each end: 3N - 2 = {3 * N - 2:,}. An element away from the ends is
 loaded three times, by three threads that know nothing of each other.
@@ -231,7 +259,18 @@ within its block. Then every thread reads three elements of the tile, which is f
 In between is a barrier: at `cuda.syncthreads()` a thread waits until all threads of its block have come that
 far. Only then is the tile complete. So the barrier stands outside the guard: idle threads must come to it, too.
 """)
-this.ask("How many elements of X does `smooth_shared` load? Think of one block first, then of its neighbours.")
+at = this.draw(N=range(300, 960, 20), B=(32, 64, 128))
+across = -(-at.N // at.B)
+this.ask("",
+    Question("smooth_shared", at, "how many elements of X does `smooth_shared` load?",
+        at.N + 2 * (across - 1), "N + 2·(⌈N/B⌉ - 1).",
+        "Think of one block first: its own part of X, and the neighbour at each end. Then of the ends of X.",
+        {at.N: "A block also needs the neighbour at each of its ends, which belongs to another block.",
+         at.N + 2 * across: "The first block has no neighbour on the left, the last none on the right.",
+         at.N + across - 1: "At a border each of the two blocks loads an element of the other: that is two loads.",
+         across * (at.B + 2): "Past the end of X nothing is loaded, neither for idle threads nor for a neighbour.",
+         3 * at.N - 2: "That is `smooth`. Here a block reads its neighbours from the tile."}),
+)  # fmt: skip
 this.text(f"""
 Each of N elements once, for the block it belongs to. At a border between two blocks each of the two loads one
 element of the other. {borders}: N + 2 × {grid - 1:,} = {plural(loads, "load")}.

@@ -1,9 +1,11 @@
+# %% [markdown]
 """Lesson 01, why attention is memory-bound. Run `python lessons/01_memory_bound.py`, or open it as a notebook."""
 
 # %%
 import numba_flash as nf
 from numba_flash import lesson, report
 from numba_flash.hbm.predict import algorithm0
+from numba_flash.questions import Question
 
 this = lesson.start("01 · memory-bound", stage="tiled", predict_only=True)
 N, d, H, T = this.n, this.d, this.heads, this.blocks
@@ -52,10 +54,26 @@ last two.
 Traffic is what crosses the border between HBM, the memory of the GPU, and its processor. Algorithm 0 reads the
 operands of each step from HBM once, and writes the result back.
 """)
+x = this.draw(N=range(100, 500, 20), d=(16, 24, 40, 48), H=range(2, 7))
 this.ask("""
 How many FLOPs do the three steps take, as formulas in N and d? How many elements does each of them read and
 write? And which share of those are elements of S and P?
-""")
+""",
+    Question("FLOPs", x, "how many FLOPs do the three steps take together?",
+        nf.flops("naive", n=x.N, d=x.d, heads=x.H), "N²(2d + 1) + 7N² + 2N²d for each head.",
+        "Count for one element of S, one of P and one of O. How many of each are there?",
+        {x.H * x.N**2 * 4 * x.d: "Those are the two products. The scale and softmax count, too.",
+         x.H * x.N**2 * (4 * x.d + 7): "Nearly: each score is multiplied by the scale, too.",
+         x.H * x.N**2 * (4 * x.d + 1): "That leaves out softmax.",
+         x.H * x.N**2 * (4 * x.d + 5): "Softmax computes the difference and the exponential twice: 7 per score.",
+         x.H * x.N**2 * (2 * x.d + 8): "A product of two numbers is one FLOP, and adding it is another."}),
+    Question("Algorithm 0", x, "how many elements does Algorithm 0 read and write?",
+        algorithm0(n=x.N, d=x.d, heads=x.H).elements, "4N² + 4Nd for each head.",
+        "Go through the steps. What does each read, and what does it write back?",
+        {x.H * 4 * x.N * x.d: "Those are Q, K, V and O. S and P go out and come back, too.",
+         x.H * 4 * x.N**2: "Those are S and P. Q, K, V and O count, too.",
+         x.H * (2 * x.N**2 + 4 * x.N * x.d): "S and P are written by one step and read by the next: twice each."}),
+)  # fmt: skip
 this.show(report.table(["step", "per element of the result", "formula", "FLOPs"], [
     ["scores", "d products, d sums, scale", "N²(2d + 1)", flops["scores"]],
     ["softmax", "1 for m, 3 for l, 3 for P", "7N²", flops["softmax"]],

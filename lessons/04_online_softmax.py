@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 04, the stage `online_softmax`. Run `python lessons/04_online_softmax.py`, or open it as a notebook."""
 
 # %%
@@ -15,6 +16,7 @@ from numba_flash.dropout import make_keep
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.masks import make_weight
+from numba_flash.questions import Question
 from numba_flash.stages import online_softmax
 
 
@@ -73,6 +75,20 @@ this.source(add_tile)
 this.text("""
 It begins with m = -∞, l = 0 and l·O = 0. At the end, O = (l·O)/l.
 """)
+x = this.draw(m=(1, 2, 3), l=(2, 3, 4, 5), s=(1, 2, 3), t=(1, 2))
+top, known = x.m + x.t, x.m + x.t - x.s
+m, l, _ = add_tile(x.m, x.l, 0.0, np.array([top, known]), np.zeros(2))
+this.ask("",
+    Question("l", x, f"""m and l are of the keys so far. A tile of two scores comes: {top} (m + t) and {known}
+        (m + t - s). What is l then, about? (exp may be typed.)""",
+        l, f"l·exp(-t) + 1 + exp(-s): m rises to {top}, and all terms are counted from there.",
+        "What is the new m? By which factor does the old l change, and which two terms are added?",
+        {x.l + 1 + np.exp(-x.s): "The old l was summed with the old m. It has to be rescaled.",
+         x.l * np.exp(x.t) + 1 + np.exp(-x.s): "The factor is exp(m - m_new), which is below 1 where m rises.",
+         x.l + np.exp(x.t) + np.exp(x.t - x.s): "That is l with the old m: right, but m has risen.",
+         x.l * np.exp(-x.t): "That is the old l in the new scale. The tile's own terms come on top.",
+         1 + np.exp(-x.s): "Those are the tile's own terms. The keys so far count, too."}, about=True),
+)  # fmt: skip
 
 # %% By hand.
 this.part("One row by hand")
@@ -245,11 +261,28 @@ this.source(online_softmax.make_output(T, float32, make_keep(float32, 0)), "P_ij
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
+x = this.draw(N=range(70, 200, 10), d=(12, 20, 28, 44), T=(8, 16), H=range(2, 7))
+there, across = nf.predict("online_softmax", n=x.N, d=x.d, heads=x.H, blocks=x.T), tiles(x.d, x.T)
 this.ask("""
 What changes against tiled's bill (lesson 03)? For one head: how often is each element of S loaded, in `statistics`
 and in `output`? And how many elements of m and l are stored, and how many loaded? ⌈N/T⌉ is the number of tiles along
 N, ⌈d/T⌉ along d; a block of `output` has T × T threads, and each of them runs the lines above.
-""")
+""",
+    Question("S loads", x, "how many elements of S do the kernels load?",
+        there["S"].loads, "N² by `statistics` and N²·⌈d/T⌉ by `output`, for each head.",
+        "`statistics` passes over S once. And `output` needs a weight where tiled's product loaded P.",
+        {x.H * x.N**2 * (3 + across): "softmax passed over S three times. `statistics` passes once.",
+         x.H * x.N**2 * across: "That is `output`. `statistics` loads S, too.",
+         x.H * x.N**2 * 2: "`output` loads S once per column of tiles of O, and there are ⌈d/T⌉ of these.",
+         x.H * x.N**2 * (1 + x.d): "`output` shares its tiles: once per column of tiles of O, not per column."}),
+    Question("m loads", x, "how many elements of m does `output` load? It has whole blocks of T × T threads.",
+        there["m"].loads, "T·⌈d/T⌉ threads have the same query, and each loads its m: H·N·T·⌈d/T⌉.",
+        "How many threads of `output` have the same query? Each loads m for itself.",
+        {x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
+         x.H * x.N * across: "That is once per block. But each of T threads of a row loads it for itself.",
+         x.H * x.N * x.d: "Threads past column d load it, too: a tile hangs over the edge.",
+         2 * there["m"].loads: "That is m and l together."}),
+)  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "as before", "N·d·⌈N/T⌉", N * d * Tr),
     ("", "K loads", "as before", "N·d·⌈N/T⌉", N * d * Tr),

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 05, the stages `flash` and `flash2`. Run `python lessons/05_flash.py`, or open it as a notebook."""
 
 # %%
@@ -10,6 +11,7 @@ from numba_flash.engine.model import REGISTERS
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.masks import no_mask
+from numba_flash.questions import Question
 from numba_flash.stages import flash, flash2
 
 this = lesson.start("05 · flash, flash2", stage="flash", blocks=None)
@@ -85,11 +87,29 @@ Q and O. Here that is Bc = {paper.Bc} and Br = {paper.Br}. Together with S_ij th
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
+x = this.draw(N=range(70, 200, 10), d=(8, 12, 16), Br=(8, 16), Bc=(12, 20, 24), H=range(2, 7))
+there, there2 = (nf.predict(stage, n=x.N, d=x.d, heads=x.H, blocks=(x.Br, x.Bc)) for stage in ("flash", "flash2"))
+passes, passes2, all_of_O = tiles(x.N, x.Bc), tiles(x.N, x.Br), x.H * x.N * x.d
 this.ask("""
 For one head: how often does the kernel `flash` load each element of K and V, of Q, and of O, l and m? How often does it
 store each element of O, l and m? And what does `initialise` store? The table of Algorithm 1 has all that is needed.
 Write a formula in N, d and Tc for each tensor.
-""")
+""",
+    Question("O loads", x, "how many elements of O does the kernel `flash` load?",
+        there["O"].loads, "All of O at each of Tc = ⌈N/Bc⌉ tiles of keys: H·Tc·N·d.",
+        "Line 8 is in the inner loop. How often does a given tile i of queries come by?",
+        {all_of_O: "That is once. But O_i comes back for every tile of keys.",
+         all_of_O * passes2: "⌈N/Br⌉ is the number of tiles of queries. How often does each of them come by?",
+         all_of_O * (passes - 1): "At the first tile of keys, too, O is loaded: the zeros of line 2.",
+         all_of_O * (2 * passes + 1): "Those are loads and stores. The question is for loads."}),
+    Question("l, m", x, "how many elements of l and m move, in `initialise` and `flash`?",
+        there["l"].elements + there["m"].elements, "2N stored by line 2; 2N loaded and stored Tc times: H·(2 + 4Tc)·N.",
+        "Two numbers per query: stored by line 2, then loaded and stored at each tile of keys.",
+        {x.H * 4 * passes * x.N: "Line 2 stores them, too.",
+         x.H * (1 + 2 * passes) * x.N: "That is one of the two.",
+         x.H * 2 * passes * x.N: "They are loaded and stored at each tile of keys, and stored by line 2.",
+         x.H * (2 + 4 * passes2) * x.N: "⌈N/Br⌉ is the number of tiles of queries. How often does each come by?"}),
+)  # fmt: skip
 by_hand = [
     ("initialise", "O, l, m stores", "line 2", "Nd + 2N", N * d + 2 * N),
     ("flash", "K, V loads", "line 6, each once", "2Nd", 2 * N * d),
@@ -178,8 +198,17 @@ as in the trace of lesson 04, and is divided once. m and l never leave their thr
 which the backward pass will need (lesson 07).
 
 {chosen2}
-
-Prediction: Q, O and L once, K and V once per tile of queries, of which there are Tr = ⌈N/Br⌉ = {Tr2}. That is
+""")
+this.ask("",
+    Question("K, V loads", x, "how many elements of K and V together does `flash2` load?",
+        there2["K"].loads + there2["V"].loads, "All of K and V for each of Tr = ⌈N/Br⌉ tiles of queries: 2·H·Tr·N·d.",
+        "A block has one tile of queries and walks through all keys. How many blocks does a head have?",
+        {2 * all_of_O: "That is once. But every tile of queries needs all keys.",
+         2 * all_of_O * passes: "⌈N/Bc⌉ is how many steps a block takes. How many blocks load the same tile of K?",
+         all_of_O * passes2: "That is one of the two."}),
+)  # fmt: skip
+this.text(f"""
+Q, O and L once, K and V once per tile of queries, of which there are Tr = ⌈N/Br⌉ = {Tr2}. That is
 (2 + 2Tr)·Nd + N = {2 * N * d * (1 + Tr2) + N:,} for one head.
 """)
 this.bill("flash2", counted2, predicted=predicted2, previous=("flash", counted), algorithm0=ideal,

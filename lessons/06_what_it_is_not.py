@@ -1,7 +1,9 @@
+# %% [markdown]
 """Lesson 06, what FlashAttention is not. Run `python lessons/06_what_it_is_not.py`, or open it as a notebook."""
 
 # %%
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from numba_flash.blocks import choose_blocks, tiles
 from numba_flash.engine.model import STATIC_SHARED
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.questions import Question
 
 this = lesson.start("06 · what it is not", stage="flash", blocks=None,
                     extra={"sram": (STATIC_SHARED, lesson.whole_number(4096, 1 << 24), "BYTES",
@@ -38,11 +41,21 @@ A claim is worth as much as the test that could refute it. Four claims:
     3  it is not less work, and not less precise
     4  it is all on the GPU
 """)
+x = this.draw(N=range(70, 200, 10), d=(8, 12, 16), Br=(8, 16), H=range(2, 7))
+there, passes = nf.predict("flash2", n=x.N, d=x.d, heads=x.H, blocks=(x.Br, 8)), tiles(x.N, x.Br)
 this.ask("""
 What must a test show if they are true? Put a number to each where you can. How large may the error be in float64? How
 many FLOPs, compared with naive? How many bytes per element? How many launches, and with which tensors? And how many
 elements does flash2 move, with Tr tiles of queries (lesson 05)?
-""")
+""",
+    Question("flash2", x, "how many elements does flash2 move, with tiles of Br queries?",
+        there.elements, "(2 + 2Tr)·Nd + N per head, with Tr = ⌈N/Br⌉.",
+        "Q, O and L once; K and V once per tile of queries.",
+        {x.H * (2 + 2 * passes) * x.N * x.d: "L has N elements per head, too.",
+         x.H * (4 * x.N * x.d + x.N): "K and V are loaded once per tile of queries.",
+         x.H * ((2 + 2 * passes) * x.N * x.d + 2 * x.N): "m and l never leave their thread. L does: one per row.",
+         x.H * ((2 + passes) * x.N * x.d + x.N): "Both K and V are loaded once per tile of queries."}),
+)  # fmt: skip
 this.show(report.table(["", "FlashAttention is", "so the test must show"], [
     ["1", "exact, and aware of HBM",
      "an error in float64 of at most 10⁻¹² of the largest output, in float32 as in naive; a smaller bill"],
@@ -218,10 +231,21 @@ for width in sorted({16, 32, 64, 96, 128, 256, d}):
     wins = (f"{first} KiB", f"{first * 256 / width**2:.1f}") if first else ("-", "-")
     rows.append([width, *(f"{ratio:.2f}{' *'[ratio >= 1]}" for ratio in ratios), *wins,
                  f"{against_ideal('flash2', width, this.sram):.2f}"])  # fmt: skip
-this.text(f"""
+this.text("""
 flash passes over Q and O once for each tile of keys. With M elements of shared memory a tile has about M/(2d + Br)
-keys, so that it moves about 3N²d(2d + Br)/M elements, against 4N² of Algorithm 0. It wins where M is larger than
-¾·d·(2d + Br): with large d, than 1.5 d².
+keys, so that it moves about 3N²d(2d + Br)/M elements, against 4N² of Algorithm 0.
+""")
+x = this.draw(d=(48, 80, 96, 112), Br=(32, 48, 64))
+least = Fraction(3 * x.d * (2 * x.d + x.Br), 4)
+this.ask("",
+    Question("M", x, """by this, from how many bytes of shared memory on does flash move less than Algorithm 0, with
+        elements of 4 bytes?""", int(4 * least), "M = ¾·d·(2d + Br) elements, of 4 bytes each.",
+        "Set 3N²d(2d + Br)/M equal to 4N². N drops out. M is in elements.",
+        {least: "Those are elements: that is M. A float32 has 4 bytes.",
+         3 * x.d * 2 * x.d: "That leaves out S_ij, the Br in 2d + Br."}),
+)  # fmt: skip
+this.text(f"""
+flash wins where M is larger than ¾·d·(2d + Br): with large d, than 1.5 d².
 
 The paper's Theorem 2 gives the growth: accesses in proportion to N²d²/M with FlashAttention, to Nd + N² without, for
 d ≤ M ≤ Nd. By its Proposition 3, no exact algorithm can stay below the order of N²d²/M for all these M.

@@ -1,6 +1,9 @@
+# %% [markdown]
 """Lesson 08, masks. Run `python lessons/08_masks.py`, or open it as a notebook."""
 
 # %%
+from fractions import Fraction
+
 import numpy as np
 
 import numba_flash as nf
@@ -8,6 +11,7 @@ from numba_flash import lesson, masks, reference, report, testing
 from numba_flash.blocks import check_blocks, tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.questions import Question
 
 this = lesson.start("08 · masks", stage="flash2", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
@@ -36,7 +40,19 @@ array of one byte per key, a row for each batch b.
 
 With as many keys as queries, causal order lets query i see key j where j ≤ i. With N queries and N_k keys the last
 query is aligned with the last key, j ≤ i + N_k - N, as in the flash-attn package. (PyTorch's `is_causal` aligns the
-first query with the first key.) So `allowed` gets i + N_k - N for i. Rows are queries, columns keys, 1 is seen:
+first query with the first key.) So `allowed` gets i + N_k - N for i.
+""")
+x = this.draw(N=range(5, 9), N_k=range(10, 17), i=range(1, 5))
+sees = int(masks.to_dense(x.N, x.N_k, causal=True)[x.i].sum())
+this.ask("",
+    Question("causal", x, "how many of the N_k keys does query i see in causal order? (Both are numbered from 0.)",
+        sees, "j from 0 to i + N_k - N: that is i + N_k - N + 1 keys.", "Which is the last key it sees? Key 0 counts.",
+        {x.i + 1: "That is with the first query at the first key. Here the last query is at the last key.",
+         sees - 1: "That is the number of the last key it sees. Keys are numbered from 0.",
+         x.N_k - sees: "So many are hidden."}),
+)  # fmt: skip
+this.text("""
+Rows are queries, columns keys, 1 is seen:
 """)
 rows = {(n, n_k): masks.to_dense(n, n_k, causal=True).astype(int) for n, n_k in ((5, 5), (2, 5), (5, 2))}
 shown = [["  ".join(map(str, line)) for line in rows[size]] + [""] * (5 - size[0]) for size in rows]
@@ -86,10 +102,22 @@ compute all of S, and store -∞ for what is hidden.
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
+x = this.draw(Tr=range(3, 10), Br=(8, 16), d=(8, 12, 16), H=range(2, 7))
+there = nf.predict("flash2", n=x.Tr * x.Br, d=x.d, heads=x.H, causal=True, blocks=(x.Br, x.Br))["K"].loads
+all_, full = x.H * x.d * x.Tr * x.Tr * x.Br, x.Tr * x.Br     # without a mask; N
 this.ask("""
 For one head and causal order, with N a multiple of Br: how many keys do the Tr tiles of queries load together? (The
 first tile of queries sees Br keys.) What part is that of the Tr·N keys that flash2 loads without a mask?
-""")
+""",
+    Question("K loads", x, "N is Tr·Br. How many elements of K does flash2 load?",
+        there, "Br·(1 + 2 + ... + Tr) keys of d elements: H·d·Br·Tr·(Tr + 1)/2.",
+        "Tile 0 of the queries sees Br keys, tile 1 sees 2·Br. And the last one? Add them up.",
+        {all_: "That is without a mask.",
+         Fraction(all_, 2): "A little more than one half: on the diagonal a tile is loaded whole.",
+         x.H * x.d * full * (full + 1) // 2: "That is one query at a time. A tile loads what its last query sees.",
+         x.H * x.d * x.Br * x.Tr * (x.Tr - 1) // 2: "The tiles on the diagonal are loaded, too.",
+         there // x.d: "Those are keys. Each has d elements."}),
+)  # fmt: skip
 keys = sum(min((i + 1) * Br, N) for i in range(Tr))
 by_hand = 2 * N * d + N + 2 * keys * d
 predicted = nf.predict("flash2", n=N, d=d, heads=H, causal=True, blocks=this.blocks)

@@ -1,6 +1,9 @@
+# %% [markdown]
 """Lesson 09, dropout. Run `python lessons/09_dropout.py`, or open it as a notebook."""
 
 # %%
+from fractions import Fraction
+
 import numpy as np
 from numba import float32
 
@@ -10,11 +13,12 @@ from numba_flash.hbm.ledger import Bill
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.masks import no_mask
+from numba_flash.questions import Question
 from numba_flash.stages import flash2, naive, naive_backward
 
 this = lesson.start("09 · dropout", n=512, stage="flash2", direction="backward", blocks=None,
                     extra={"drop": (10, lesson.whole_number(5, 95), "PERCENT", "weights that are dropped, of 100")},
-                    meanings={"seed": "seed of the random input and of dropout"})  # fmt: skip
+                    meanings={"seed": "seed of the random input, of dropout and of the questions"})  # fmt: skip
 N, d, H, p, where = this.n, this.d, this.heads, this.drop / 100, this.device
 how = {"dropout_p": p, "seed": this.seed, "device": where}
 n, none, keep = 16, no_mask(), dropout.make_keep(float32, 1)
@@ -45,7 +49,19 @@ element):
 
 The weights that stay become larger, so that the mean of Z_ij is p·0 + (1 - p)/(1 - p) = 1. Dropout comes after the
 softmax: l is the sum of all weights, dropped or not, and L = m + log l is that without dropout. The sum of a row of
-Z∘P is 1 only on average. (With V = 1 everywhere O is that sum. By flash2, from the first rows of the input:)
+Z∘P is 1 only on average.
+""")
+x = this.draw(p=(0.1, 0.2, 0.25), n=(8, 10, 16, 20), k=(1, 2, 3))
+left, grown = Fraction(x.n - x.k, x.n), 1 / (1 - Fraction(str(x.p)))
+this.ask("",
+    Question("sum", x, "a row has n equal weights, 1/n each, and k of them are dropped. What is the sum of Z∘P, about?",
+        left * grown, "n - k weights of 1/n, each multiplied by 1/(1 - p).", "What does a weight that stays become?",
+        {left: "The weights that stay become larger, by 1/(1 - p).",
+         1: "On average, yes. Here it depends on how many were dropped.",
+         left * (1 - Fraction(str(x.p))): "They are divided by 1 - p, and so become larger."}, about=True),
+)  # fmt: skip
+this.text("""
+(With V = 1 everywhere O is that sum. By flash2, from the first rows of the input:)
 """)
 this.show(report.table(["row", "L", "L, dropout", "sum of P", f"sum of Z∘P, p = {p:g}"], [
     [i, *(f"{x[0, i]:.6f}" for x in (L, L_dropped)), *(f"{x[0, i, 0]:.4f}" for x in (sums, sums_dropped))]
@@ -122,10 +138,21 @@ depends on the tiles: row by row, or in tiles of 4 × 4, NumPy's default generat
 
 # %% The prediction, by hand.
 this.part("A prediction: what dropout adds")
+x = this.draw(N=range(100, 400, 20), H=range(2, 7))
+there, without = (nf.predict("naive", n=x.N, d=16, heads=x.H, direction="both", dropout_p=q) for q in (0.1, 0))
+there = there.total_bytes - without.total_bytes
 this.ask("""
 A training step is a forward and a backward pass. How many elements more does it move per score with dropout, in the
 stage `naive`? How many bytes is that in float32, with one byte for each element of Z? And in the stage `flash2`?
-""")
+""",
+    Question("bytes", x, "how many bytes more does a training step of naive move?",
+        there, "18 bytes per score: 4 + 1 + 4 in each of the two passes.",
+        "Count the accesses of one thread in each of the two listings: which are of 4 bytes, and which is of 1?",
+        {24 * x.H * x.N**2: "Z has one byte per score, and not 4.",
+         6 * x.H * x.N**2: "Those are elements. All but Z have 4 bytes.",
+         9 * x.H * x.N**2: "That is one of the two passes.",
+         2 * x.H * x.N**2: "That is Z alone. The weights are loaded and stored once more, too."}),
+)  # fmt: skip
 added, added_bytes = 3 + 3, 2 * (4 + 1 + 4)                  # per score, by hand
 this.text(f"""
 Each of the two kernels above has {added // 2} accesses per score, one of them to Z. Together {added} elements and

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 10, block-sparse attention. Run `python lessons/10_block_sparse.py`, or open it as a notebook."""
 
 # %%
@@ -9,6 +10,7 @@ from numba_flash import lesson, masks, patterns, reference, report, testing
 from numba_flash.blocks import choose_blocks, fitting_blocks, tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.questions import Question
 from numba_flash.stages import flash2
 
 this = lesson.start("10 · block-sparse", stage="flash2", blocks=None)
@@ -72,10 +74,29 @@ scores it is an approximation, and nothing says that it is a good one.
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
+x = this.draw(Tr=range(4, 10), Br=(8, 16), d=(8, 12, 16), H=range(2, 7))
+full = x.Tr * x.Br
+there = nf.predict("flash2", n=full, d=x.d, heads=x.H, blocks=(x.Br, x.Br),
+                   block_mask=patterns.local(full, full, (x.Br, x.Br)))  # fmt: skip
 this.ask("""
 Take `local`, with as many places as there are tiles of queries, Tr, each of Br keys. How many places do the tiles of
 queries see together? And for one head: how many elements of K and V does flash2 load, and how many bytes of the mask?
-""")
+""",
+    Question("K loads", x, "tiles are Br × Br, and N = Tr·Br. How many elements of K does flash2 load with `local`?",
+        there["K"].loads, "3Tr - 2 places of Br keys, d elements each: H·(3Tr - 2)·Br·d.",
+        "How many places does a tile of queries in the middle see? And the first, and the last?",
+        {x.H * 3 * full * x.d: "The first and the last place have only one neighbour.",
+         x.H * (3 * x.Tr - 1) * x.Br * x.d: "Both the first and the last place lack a neighbour.",
+         x.H * x.Tr * full * x.d: "That is dense attention.",
+         x.H * full * x.d: "A tile of queries sees its neighbours, too.",
+         2 * there["K"].loads: "That is K and V together."}),
+    Question("mask", x, "the same. How many bytes of the mask are loaded?",
+        there["block_mask"].read_bytes, "Each of H·Tr·Br threads asks for one byte at each of Tr tiles: H·Tr²·Br.",
+        "One bit of the mask is asked for by all threads of a block. Is a tile asked for that is left out?",
+        {x.H * x.Tr**2: "So many bits there are, for H heads. But each of Br threads of a block asks for itself.",
+         x.H * (3 * x.Tr - 2) * x.Br: "The mask is asked at each tile, also at those that are left out then.",
+         x.Tr**2: "So many there are. But each thread of each block asks for itself."}),
+)  # fmt: skip
 local = patterns.local(N, N, sides)
 keys = int((local * np.minimum(Bc, N - np.arange(Tc) * Bc)).sum())  # the last tile may be short
 masked = {"block_mask": local, "blocks": sides}

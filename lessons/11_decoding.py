@@ -1,3 +1,4 @@
+# %% [markdown]
 """Lesson 11, decoding. Run `python lessons/11_decoding.py`, or open it as a notebook."""
 
 # %%
@@ -9,6 +10,7 @@ from numba_flash import lesson, masks, reference, report, testing
 from numba_flash.blocks import choose_blocks, tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
+from numba_flash.questions import Question
 from numba_flash.stages import flash2_split
 
 MOST, SM, BANDWIDTH, FP32 = 1024, 132, 4.8e12, 67e12         # of an H200: multiprocessors, bytes/s, FLOP/s (datasheet)
@@ -110,10 +112,21 @@ this.source(flash2_split.make_merge(float32), "m = real", "O[h, i, t]")
 
 # %% The prediction, by hand.
 this.part("A prediction: what the splits cost")
+x = this.draw(N_k=range(200, 800, 40), d=(8, 12, 16, 24), n=range(3, 10), H=range(2, 7))
+there = [nf.predict("flash2", n=1, n_k=x.N_k, d=x.d, heads=x.H, **s) for s in ({}, {"split_kv": x.n, "blocks": (1, 8)})]
+there = there[1].elements - there[0].elements
 this.ask("""
 How many elements do the two kernels move for one head, as a formula in N_k, d and n? How many are that more than flash2
 moves? For which n is that one percent?
-""")
+""",
+    Question("more", x, "how many elements more than flash2 do n splits move?",
+        there, "6nd + 2n - d for each head.",
+        "Go through both listings: Q, O_s, m_s and l_s. How many threads of the merge load each m_s, and how often?",
+        {x.H * (6 * x.n * x.d + 2 * x.n): "flash2 loads the query once, too: d elements are not more.",
+         x.H * (5 * x.n * x.d + 2 * x.n - x.d): "A thread of the merge loads m_s twice: for m, and for the factor.",
+         x.H * (3 * x.n * x.d + 4 * x.n - x.d): "Each of d threads of the merge loads m_s and l_s for itself.",
+         x.H * (3 * x.n * x.d + 5 * x.n - x.d): "Each of d threads of the merge loads m_s and l_s for itself."}),
+)  # fmt: skip
 more = 6 * n * d + 2 * n - d
 assert predicted.elements == alone.elements + H * more
 most = (alone.elements // H + 100 * d) // (100 * (6 * d + 2))
@@ -160,7 +173,20 @@ apart = max(float(np.abs(out - runs[Tc]).max()) for out in runs.values())
 this.figures["table"] = [row[:5] for row in table]
 this.text(f"""
 Tiles of {plural(Bc, "key")} (--blocks) make Tc = {plural(Tc, "tile")} per head. Each split takes ⌈Tc/n⌉ of them, until
-none is left. In the table, whose bills are counted: "chain" is ⌈Tc/n⌉, the tiles that a block goes through one after
+none is left.
+""")
+x = this.draw(Tc=(9, 10, 13, 17, 25), n=(6, 7, 8))
+filled = tiles(x.Tc, tiles(x.Tc, x.n))
+this.ask("",
+    Question("filled", x, "how many of the n splits have a tile?",
+        filled, "⌈Tc/⌈Tc/n⌉⌉: each takes ⌈Tc/n⌉, and later ones may find nothing left.",
+        "How many tiles does the first split take, and the second? When is none left?",
+        {x.n: "Some find nothing left: the first ones take ⌈Tc/n⌉ tiles, which is rounded up.",
+         tiles(x.Tc, x.n): "So many tiles a split takes. How many splits until none is left?",
+         x.Tc // tiles(x.Tc, x.n): "The last one with a tile may have fewer than ⌈Tc/n⌉."}),
+)  # fmt: skip
+this.text(f"""
+In the table, whose bills are counted: "chain" is ⌈Tc/n⌉, the tiles that a block goes through one after
 the other. "filled" is the number of splits, per head, that have a tile. "busy" is how many of the {SM} multiprocessors
 have such a block:
 """)

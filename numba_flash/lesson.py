@@ -3,11 +3,12 @@
     this = lesson.start("03 · tiled", blocks=16, stage="tiled")     # reads the flags: this.n, this.d, this.blocks, ...
     this.part("The question")                                        # a heading; with --step it waits for Enter
     this.text("One idea per paragraph.")
-    this.ask("How many elements does it load?")                      # a break before the answer; --step waits here
+    x = this.draw(N=range(100, 400, 20), T=(8, 16))                  # sizes for a question, by --seed
+    this.ask("A formula for each tensor?", Question("Q loads", x, ...))   # on a terminal it is asked and judged
     this.bill("tiled", counted, predicted=predicted)                 # prints the bill, keeps it for --json
     this.end()                                                       # writes what --json and --svg asked for
 
-In a notebook there are no flags: the values given to `start` hold.
+In a notebook there are no flags: the values given to `start` hold. Without a terminal nobody is asked.
 """
 
 import argparse
@@ -16,17 +17,19 @@ import json
 import linecache
 import math
 import os
+import random
 import re
 import sys
 import textwrap
 import traceback
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from rich.text import Text
 
-from . import reference, report, testing
+from . import notebook, picture, questions, reference, report, testing
 from .attention import MAX_D
 from .blocks import TILINGS, fitting_blocks
 from .engine.launch import device
@@ -36,6 +39,11 @@ from .errors import KernelError
 from .hbm.ledger import KINDS, Count
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
+ANSWER = " Your answer (? for a hint): "
+HOW_TO_ANSWER = """
+Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N. There are two tries. Enter
+alone goes on, Ctrl-D asks no more.
+"""
 COMMENT = 20  # columns of a listing that a comment should have
 ROWS = 256  # queries whose reference is computed at once
 SIZES = "N = {n}, d = {d}, float32, {heads}"
@@ -66,12 +74,11 @@ def start(
     {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags of this
     lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
     """
-    notebook = in_notebook()
     extra = extra or {}
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
     values |= {flag: default for flag, (default, *_) in extra.items()}
     parser = _parser(name, values, stage, direction, predict_only, meanings or {}, extra)
-    flags = parser.parse_args([] if notebook else sys.argv[1:])
+    flags = parser.parse_args([] if in_notebook() else sys.argv[1:])
     sides = (1, flags.blocks) if direction == "split" and flags.blocks else flags.blocks
     where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
     for what, check in (
@@ -86,13 +93,19 @@ def start(
         (where, lambda: device(flags.device)),
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
+        ("argument --answers", lambda: check_answers(flags.answers)),
+        ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",), "notebook")),
     ):
         try:
             check()
         except (ValueError, KernelError) as error:
             parser.error(report.to_ascii(f"{what}: {error}"))
-    if not notebook:
+    if not in_notebook():
         sys.excepthook = _leave
+    if flags.notebook:
+        notebook.write(sys.argv[0], flags.notebook)
+        report.console().print(f" written: {flags.notebook}")
+        raise SystemExit
     given = {flag: value for flag, value in vars(flags).items() if flag in values and value != values[flag]}
     return Lesson(name, flags, given, sizes, extra)
 
@@ -119,7 +132,7 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
         "d": (whole_number(1, MAX_D), "D", "d, the number of columns of a head"),
         "heads": (whole_number(1, GRID_YZ), "H", "the number of heads"),
         "blocks": blocks,
-        "seed": (whole_number(0, 2**64 - 1), "S", "seed of the random input"),
+        "seed": (whole_number(0, 2**64 - 1), "S", "seed of the random input and of the questions"),
         **{flag: rest for flag, (_, *rest) in extra.items()},
     }.items():
         default = values[flag]
@@ -128,8 +141,13 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
     parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
     parser.add_argument("--step", action="store_true", help="wait for Enter between the parts and before answers")
-    parser.add_argument("--svg", metavar="FILE", help="write the output to FILE as a picture (.svg or .html)")
+    pictures = "write the output for slides: x.svg gives x-1.svg and so on, one per part; x.html gives a page"
+    parser.add_argument("--svg", metavar="FILE", help=pictures)
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
+    kept = "add this run's questions and your answers to FILE (JSON); without a terminal, the questions and their key"
+    parser.add_argument("--answers", metavar="FILE", help=kept)
+    what = "write the lesson as a Jupyter notebook (.ipynb) instead of running it"
+    parser.add_argument("--notebook", metavar="FILE", help=what)
     return parser
 
 
@@ -162,13 +180,13 @@ def _written(value):
     return ",".join(f"{part:.15g}" for part in value) if isinstance(value, tuple) else f"{value}"
 
 
-def check_writable(path, suffixes=None):
+def check_writable(path, suffixes=None, kind="picture"):
     """Find out before the run whether `path` can be written. ValueError where it cannot."""
     if path is None:
         return
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
-        raise ValueError(f"{path!r} is not a picture that can be written: end it in {' or '.join(suffixes)}")
+        raise ValueError(f"{path!r} is not a {kind} that can be written: end it in {' or '.join(suffixes)}")
     there = file.exists()
     try:
         file.open("a").close()
@@ -181,23 +199,35 @@ def check_writable(path, suffixes=None):
         file.unlink()
 
 
+def check_answers(path):
+    """Find out before the run whether answers can be added to `path`. ValueError where they cannot."""
+    check_writable(path)
+    if path is not None:
+        questions.earlier(path)
+
+
 class Lesson:
-    """One run of a lesson. `n`, `d`, `heads`, `blocks`, `seed`, `device`, `step`, `svg` and `json` are its flags."""
+    """One run of a lesson. Its flags are attributes: `n`, `d`, `heads`, `blocks`, `seed`, `device`, `step`, `svg`."""
 
     def __init__(self, name, flags, given, sizes, extra):
         self.__dict__.update(vars(flags))
         self.given = given  # the flags that differ from what the lesson sets
-        self.screen = report.console(record=flags.svg is not None)
+        self.screen = report.console()
+        self.pages = {}  # of --svg: name -> what is on it
         used = {flag: getattr(flags, flag) for flag in ("n", "d", "heads", "blocks", "seed", *extra)}
         self.figures = {"lesson": name[:2], **used}
         self.figures |= {"device": device(self.device).name, "bills": {}, "errors": {}, "faults": []}
         self.parts = 0
-        self.questions = 0
+        self.dice = random.Random(f"lesson {name[:2]}, seed {self.seed}")  # of the questions
+        self.run = {"lesson": name[:2], "seed": self.seed, "questions": []}
+        self.runs = [*(questions.earlier(self.answers) if self.answers else []), self.run]
+        self.alone = not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)) or in_notebook()  # nobody answers
         self.explained = False  # whether a bill has said what it counts
         heads = plural(self.heads, "head")
         threads = plural(self.blocks, "thread") if isinstance(self.blocks, int) else ""
         sizes = sizes.format(n=f"{self.n:,}", d=self.d, heads=heads, blocks=self.blocks, threads=threads)
-        self.show(report.heading(f"Lesson {name}", sizes), "")
+        self.heading = report.heading(f"Lesson {name}", sizes)
+        self.show(self.heading, "")
 
     # --- what is printed
 
@@ -205,6 +235,8 @@ class Lesson:
         """Print strings, and what `report` makes."""
         for renderable in renderables:
             self.screen.print(renderable)
+        if self.pages:
+            list(self.pages.values())[-1].extend(renderables)
 
     def text(self, paragraphs):
         """Print prose; indented lines stay as they are."""
@@ -215,34 +247,79 @@ class Lesson:
         if self.parts:
             self.pause()
         self.parts += 1
+        self.pages[f"{self.parts}"] = []
         self.show(report.heading(f"{self.parts}. {title}"), "")
-
-    def waits(self):
-        """Whether --step is on and there is somebody to press Enter."""
-        return self.step and _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
 
     def pause(self):
         """With --step, wait for Enter where there is somebody to press it."""
-        if self.waits():
-            try:
-                input(PROMPT)
-            except EOFError:
-                self.step = False
-                print()
+        if self.step and not self.alone:
+            self._read(PROMPT)
             print()
 
-    def ask(self, question):
-        """Put a question and leave time for the answer, which comes next: a line between them; --step waits there."""
-        self.text(question)
-        self.questions += 1
-        how = " (On a terminal, --step has the lesson wait here.)" if self.questions == 1 and not self.waits() else ""
-        self.text(f"Write your answer down before you read on.{how}")
-        self.pause()
-        self.show(f" {'─' * 24} the answer {'─' * 24}", "")
+    def _read(self, prompt):
+        """What is typed, without the space around it. Ctrl-D: nothing, and nothing is waited for any more."""
+        try:
+            return input(prompt).strip()
+        except EOFError:
+            self.alone = True
+            print()
+            return ""
+
+    def draw(self, **sizes):
+        """Sizes for questions, by the seed: each is one of the values given -> a namespace."""
+        return SimpleNamespace(**{name: self.dice.choice(values) for name, values in sizes.items()})
+
+    def ask(self, text, *asked):
+        """Put a question, and `asked`, Questions for one number each; then a line, below which the answer comes.
+
+        On a terminal each number is asked for and judged. Otherwise it stands below the line.
+        """
+        first, told = not self.run["questions"], []
+        if text:
+            self.text(text)
+        for question in asked:
+            self.run["questions"].append({})
+            label = len(self.run["questions"])
+            self.text(f"Question {label}. {question}")
+            if not self.alone:
+                if first:
+                    self.text(HOW_TO_ANSWER)
+                self._put(question)
+                first = False
+            if not question.asked:
+                told.append(f"Answer {label}: {question.shown}. {question.how}")
+            self.run["questions"][-1] = question.kept()
+            if self.answers:
+                questions.write(self.answers, self.runs)
+        if told or not asked:
+            how = " (On a terminal the lesson asks for it.)" if first and asked else ""
+            self.text(f"Write your answer down before you read on.{how}")
+            self.pause()
+        self.pages[f"{self.parts}-answer"] = []
+        if text or told:  # else the numbers were all there was to answer
+            self.show(f" {'─' * 24} the answer {'─' * 24}", "")
+        for answer in told:
+            self.text(answer)
+
+    def _put(self, question):
+        """Ask until the answer is right, the tries are used up or the student goes on; say what was wrong."""
+        while len(question.given) < questions.TRIES and not question.correct:
+            typed = self._read(ANSWER)
+            question.asked = question.asked or not self.alone
+            print()
+            if not typed:
+                break
+            try:
+                says = question.hint if typed.startswith("?") else question.judge(typed)[1]
+            except ValueError as error:
+                says = str(error)
+            self.text(says)
+        if question.asked and not question.correct:
+            self.text(f"The answer is {question.shown}. {question.how}")
 
     def running(self, what):
         """Say what runs now: it may take seconds."""
-        self.show(f" Running {what} ...", "")
+        self.screen.print(f" Running {what} ...\n")
 
     def source(self, kernel, first=None, last=None):
         """Print a function's source with line numbers: all, or from the line with `first` to that with `last`."""
@@ -371,10 +448,14 @@ class Lesson:
         """Write what --json and --svg asked for."""
         if self.json:
             Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
-        if self.svg:
-            report.save(self.screen, self.svg, title=f"numba_flash, lesson {self.figures['lesson']}")
-        for file in filter(None, (self.json, self.svg)):
-            self.show(f" written: {file}")
+        files = (
+            picture.save(self.heading, self.pages, self.svg, f"numba_flash, lesson {self.run['lesson']}")
+            if self.svg
+            else []
+        )
+        pictures = " to ".join(dict.fromkeys([*files[:1], *files[-1:]]))
+        for file in filter(None, (self.json, self.answers, pictures)):
+            self.screen.print(f" written: {file}")
 
 
 def plural(number, noun):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from io import StringIO
 from itertools import zip_longest
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -83,37 +82,27 @@ class _Console(Console):
         return super().render_str(text if self.encoding.startswith("utf") else to_ascii(text), **how)
 
 
-def console(file=None, *, record=False):
+def console(file=None):
     """The console of a lesson, writing to `file` (default: standard output).
 
-    As wide as the terminal, 100 columns at most; 80 and no control codes where `file` is no terminal. NO_COLOR is
-    honoured. ASCII alone where the encoding of `file` is not UTF-8. Strings print as they are: brackets are no markup.
-    With `record`, `save` writes what was printed to a file.
+    As wide as the terminal, 100 columns at most; 80 and no control codes where `file` is no terminal. A notebook gets
+    80 columns and colours. NO_COLOR is honoured. ASCII alone where the encoding of `file` is not UTF-8. Strings print
+    as they are: brackets are no markup.
     """
     out = sys.stdout if file is None else file
+    notebook = file is None and type(out).__module__.startswith("ipykernel")
     terminal = bool(getattr(out, "isatty", lambda: False)())
     ascii_only = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
     return _Console(
         file=_AsciiFile(out) if ascii_only else file,
         width=min(shutil.get_terminal_size().columns, 100) if terminal else WIDTH,
-        force_terminal=terminal,
-        force_jupyter=None if file is None else False,
+        force_terminal=terminal or notebook,
+        force_jupyter=False,  # which would put each line into a frame of its own
+        color_system="256" if notebook else "auto",
         markup=False,
         highlight=False,
         emoji=False,
-        record=record,
     )
-
-
-def save(console, path, title="numba_flash"):
-    """Write all that `console`, made with record=True, has printed to `path`: .svg or .html, by its suffix."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".svg":
-        console.save_svg(str(path), title=title, clear=False)
-    elif suffix == ".html":
-        console.save_html(str(path), clear=False)
-    else:
-        raise ValueError(f"path={str(path)!r} is no picture this can write: end it in .svg or .html")
 
 
 def to_text(renderable):

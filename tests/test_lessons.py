@@ -1,5 +1,6 @@
 """Every lesson in a short form, as a learner runs it: in a process of its own."""
 
+import html
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +22,8 @@ from numba import cuda, float32
 import numba_flash as nf
 from numba_flash import dropout, lesson, report
 from numba_flash.hbm.ledger import Bill
+
+from . import answers
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted(path.name for path in (ROOT / "lessons").glob("[0-9][0-9]_*.py"))
@@ -116,10 +120,15 @@ def test_output(name):
 def test_a_question_comes_before_its_answer(name):
     """Each has its own line with a question mark, a request to write, and a break before the figures."""
     out = " ".join(short(name)[1].split())
-    answers = re.findall(r"(.{,400})Write your answer down before you read on\.(.{,60}) ─+ the answer ─+ ", out)
-    assert len(answers) == out.count("─ the answer ─") == {"00": 4}.get(name[:2], 1)
-    assert all("how many" in asked.lower() or "how often" in asked.lower() for asked, _ in answers)
-    assert [bool(more) for _, more in answers] == [True] + [False] * (len(answers) - 1)
+    breaks = re.findall(
+        r"(Question \d+\..{,600})Write your answer down before you read on\.(.{,60}) ─+ the answer ─+ (Answer \d+: )",
+        out,
+    )
+    assert len(breaks) == out.count("─ the answer ─") >= 1
+    assert [bool(more) for _, more, _ in breaks] == [True] + [False] * (len(breaks) - 1)
+    asked, told = (re.findall(rf"{word} (\d+)[.:] ", out) for word in ("Question", "Answer"))
+    assert asked == told == [str(number + 1) for number in range(len(answers.ANSWERS[name[:2]]))]
+    assert len(asked) >= 2
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -361,9 +370,14 @@ def test_the_four_claims(tmp_path):
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_figures_and_picture(name, tmp_path):
-    figures, picture = tmp_path / "figures.json", tmp_path / "picture.svg"
-    status, out, err = run(name, "--n", "65", "--d", "16", "--json", str(figures), "--svg", str(picture))
+    figures, picture, key = tmp_path / "figures.json", tmp_path / "picture.svg", tmp_path / "key.json"
+    flags = "--n", "65", "--d", "16", "--seed", "3", "--answers", str(key)
+    status, out, err = run(name, *flags, "--json", str(figures), "--svg", str(picture))
     assert (status, err) == (0, "")
+    (kept,) = json.loads(key.read_text(encoding="utf-8"))
+    assert (kept["lesson"], kept["seed"]) == (name[:2], 3)
+    assert not any(question["asked"] or question["given"] or question["correct"] for question in kept["questions"])
+    answers.check(kept)
     read = json.loads(figures.read_text())
     assert read.keys() >= KEYS
     assert (read["lesson"], read["n"], read["d"], read["heads"]) == (name[:2], 65, 16, 1)
@@ -375,10 +389,18 @@ def test_figures_and_picture(name, tmp_path):
     assert all(0 <= error < 1e-4 for error in read["errors"].values())
     assert [fault["kind"] for fault in read["faults"]] == FAULTS.get(name[:2], [])
     assert all(isinstance(fault["line"], int) for fault in read["faults"])
-    text = picture.read_text(encoding="utf-8")
-    assert text.startswith("<svg") and f"lesson&#160;{name[:2]}" in text.replace(" ", "&#160;")
-    before, _, last = out.rpartition(" written: ")
-    assert str(picture) in last.replace("\n", "") and str(figures) in before[-500:].replace("\n", "")
+    parts = re.findall(r"^ (\d+\. .*)$|─ (the answer) ─", out, re.MULTILINE)
+    number, files = 0, []
+    for part, _ in parts:
+        number += bool(part)
+        files.append(tmp_path / f"picture-{number}{'' if part else '-answer'}.svg")
+    assert sorted(tmp_path.glob("*.svg")) == sorted(files)
+    for file, (part, _) in zip(files, parts, strict=True):
+        text = re.sub("<[^>]*>|\\s", "", file.read_text(encoding="utf-8").replace("&#160;", ""))
+        assert f"Lesson{name[:2]}·" in text and re.sub(r"\s", "", html.escape(part or "the answer")) in text
+        assert "Running" not in text
+    written = f" written: {figures} written: {key} written: {files[0]} to {files[-1]}"
+    assert "".join(out.split()).endswith("".join(written.split()))
 
 
 BAD_FILES = [
@@ -387,6 +409,8 @@ BAD_FILES = [
     ("--svg", "x.png", "end it in .svg or .html"),
     ("--json", ".", "cannot be written"),
     ("--json", "README/x.json", "cannot be written|does not exist"),
+    ("--answers", "missing/x.json", "the folder of 'missing/x.json' does not exist"),
+    ("--answers", "pyproject.toml", "'pyproject.toml' exists and is no file of answers: name another file"),
 ]
 
 
@@ -484,7 +508,7 @@ def test_a_device_that_is_not_there():
 def test_help():
     status, out, err = run("03_tiled.py", "--help", env=environment(PYTHONIOENCODING="ascii"))
     assert (status, err) == (0, "")
-    for flag in ("n", "d", "heads", "blocks", "seed", "device", "step", "svg", "json"):
+    for flag in ("n", "d", "heads", "blocks", "seed", "device", "step", "svg", "json", "answers"):
         assert f"--{flag}" in out
     for name, says in (
         ("03_tiled.py", "--blocks T T, the side of a tile of tiled: T x T threads per block (default: 16)"),
@@ -594,6 +618,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def on_a_terminal(name, *flags, keys):
     """Run a lesson on a pseudo-terminal, type the next of `keys` at each prompt -> (status, all that was on screen)."""
+    prompt = re.compile(f"{re.escape(lesson.PROMPT)}|{re.escape(lesson.ANSWER)}".encode())
     terminal, its_end = os.openpty()
     try:
         command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, f"lessons/{name}", *flags]
@@ -604,7 +629,7 @@ def on_a_terminal(name, *flags, keys):
             screen, typed = b"", 0
             while part := _read(terminal):
                 screen += part
-                while screen.count(lesson.PROMPT.encode()) > typed < len(keys):
+                while len(prompt.findall(screen)) > typed < len(keys):
                     time.sleep(0.1)  # until it reads: Python loses a Ctrl-C between its prompt and its read
                     os.write(terminal, keys[typed])
                     typed += 1
@@ -625,20 +650,16 @@ def _read(terminal):
         return b""
 
 
-def prompts(screen):
-    """How many parts and answers a lesson that printed `screen` waits before."""
-    return len(re.findall(r"^ \d+\. |─ the answer ─", screen, re.MULTILINE)) - 1
-
-
 @unix_only
 def test_step_waits_on_a_terminal():
     status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\n"] * 20)
     assert status == 0
-    assert screen.count(lesson.PROMPT) == prompts(short("02_naive.py")[1]) > 9
+    parts = len(re.findall(r"^ \d+\. ", short("02_naive.py")[1], re.MULTILINE))
+    assert (screen.count(lesson.PROMPT), screen.count(lesson.ANSWER)) == (parts - 1, 2) and parts > 9
     lines = re.sub(r"\x1b\[[\d;]*m", "", screen).splitlines()
     for at, line in enumerate(lines):
         if lesson.PROMPT in line:
-            assert line.startswith(" [") and lines[at + 1] == "" and re.match(r" (\d+\. |─)", lines[at + 2])
+            assert line.startswith(" [") and lines[at + 1] == "" and re.match(r" \d+\. ", lines[at + 2])
     assert "\x1b[" in screen  # bold and colour
 
 
@@ -646,8 +667,8 @@ def test_step_waits_on_a_terminal():
 def test_step_and_ctrl_d_goes_on_to_the_end():
     status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\n", b"\x04"])
     assert status == 0
-    assert screen.count(lesson.PROMPT) == 2
-    assert "Check yourself" in screen
+    assert (screen.count(lesson.PROMPT), screen.count(lesson.ANSWER)) == (2, 0)
+    assert "Answer 2: " in screen and "Check yourself" in screen
 
 
 @unix_only
@@ -655,6 +676,79 @@ def test_step_and_ctrl_c_leaves(as_in_the_background):
     status, screen = on_a_terminal("02_naive.py", *SHORT, "--step", keys=[b"\x03"])
     assert status == 130
     assert screen.endswith("stopped by Ctrl-C\r\n") and "Traceback" not in screen
+
+
+# --- questions on a terminal ------------------------------------------------------------------------------------------
+
+
+@cache
+def key(name):
+    """The questions of a lesson in the short form, as --answers writes them without a terminal."""
+    return questions_of(name)
+
+
+def questions_of(name, *flags):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "key.json"
+        assert run(name, *SHORT, *flags, "--answers", str(file))[::2] == (0, "")
+        return json.loads(file.read_text(encoding="utf-8"))[0]["questions"]
+
+
+def played(tmp_path, name, keys):
+    """Type `keys` at the prompts of a lesson -> the words on its screen, without what is typed, and what is kept."""
+    file = tmp_path / "answers.json"
+    status, screen = on_a_terminal(name, *SHORT, "--answers", str(file), keys=[key + b"\n" for key in keys])
+    assert status == 0
+    shown = re.sub(r"\x1b\[[\d;]*m", "", screen)
+    assert max(map(len, shown.splitlines())) <= report.WIDTH
+    return " ".join(shown.split()), json.loads(file.read_text(encoding="utf-8"))
+
+
+@unix_only
+def test_answers_are_judged_and_kept(tmp_path):
+    loads, S = key("02_naive.py")
+    right, one_head = f"{loads['right']:,}", f"{loads['right'] // loads['sizes']['H']}"
+    keys = [b"?", b"many", one_head.encode(), b"H N*N d", b"1", b"2"]
+    screen, kept = played(tmp_path, "02_naive.py", keys)
+    said = (
+        "One thread computes one score\\..*'many' is not known here\\..*That is for one head\\..*Right\\. .*too small"
+    )
+    assert re.search(said, screen) and f"The answer is {S['right']:,}. Stored once, loaded three times" in screen
+    assert "Answer 1:" not in screen and "Write your answer down" not in screen
+    assert re.search(r"Stored once, .{,60} ─+ the answer ─+ kernel", screen)
+    assert right not in screen  # a right answer is not repeated
+    first, second = kept[0]["questions"]
+    assert (first["given"], first["correct"], first["asked"]) == ([one_head, "H N*N d"], 2, True)
+    assert (second["given"], second["correct"], second["asked"]) == (["1", "2"], None, True)
+    assert {name: first[name] for name in ("name", "text", "right")} == {n: loads[n] for n in ("name", "text", "right")}
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", first["time"])
+
+
+@unix_only
+def test_a_student_who_leaves_early_keeps_the_answers(tmp_path, as_in_the_background):
+    file = tmp_path / "answers.json"
+    for _ in range(2):
+        flags = *SHORT, "--answers", str(file)
+        status, screen = on_a_terminal("02_naive.py", *flags, keys=[b"H*N*N*d\n", b"7\n", b"\x03"])
+        assert status == 130 and screen.endswith("stopped by Ctrl-C\r\n")
+    runs = json.loads(file.read_text(encoding="utf-8"))
+    assert [run["questions"][0]["correct"] for run in runs] == [1, 1]
+    assert [len(run["questions"]) for run in runs] == [1, 1]
+
+
+def test_the_seed_draws_the_questions():
+    drawn = [
+        [question["text"] for question in questions_of("11_decoding.py", *flags)] for flags in ((), ("--seed", "5"))
+    ]
+    assert drawn[0] == [question["text"] for question in key("11_decoding.py")]
+    assert all(ours != theirs for ours, theirs in zip(*drawn, strict=True))
+
+
+@pytest.mark.course
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", LESSONS)
+def test_answers_for_other_seeds(name, seed):
+    answers.check({"lesson": name[:2], "questions": questions_of(name, "--seed", f"{seed}")})
 
 
 # --- as a notebook ----------------------------------------------------------------------------------------------------

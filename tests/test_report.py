@@ -262,21 +262,6 @@ def test_colours_are_readable_on_dark_and_on_light():
             assert (light + 0.05) / (dark + 0.05) >= 3
 
 
-@pytest.mark.parametrize("suffix", ["svg", "html", "SVG"])
-def test_save(tmp_path, suffix):
-    screen = report.console(io.StringIO(), record=True)
-    screen.print(report.bars({"naive": 2, "tiled": 1}))
-    for _ in range(2):
-        report.save(screen, tmp_path / f"lesson.{suffix}", "Lesson 03")
-        saved = (tmp_path / f"lesson.{suffix}").read_text(encoding="utf-8")
-        assert "tiled" in saved and "█" in saved and "#0087af" in saved
-
-
-def test_save_to_what_is_no_picture(tmp_path):
-    with pytest.raises(ValueError, match=r"lesson\.png.*\.svg or \.html"):
-        report.save(report.console(io.StringIO(), record=True), tmp_path / "lesson.png")
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [

@@ -1,0 +1,120 @@
+"""Questions for a number: what may be typed, what is said of it, and the file of --answers."""
+
+import json
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+
+from numba_flash import questions
+from numba_flash.questions import Question, number
+
+SIZES = {"N": 300, "d": 20, "Tc": 3, "N_k": 7}
+
+
+@pytest.mark.parametrize(
+    "typed, value",
+    [
+        ("4,194,304", 4194304), ("4194304", 4194304), ("4_194_304", 4194304), ("4 194 304", 4194304),
+        ("2**22", 2**22), ("2^22", 2**22), ("64*1024*64", 2**22), ("64 × 1,024 · 64", 2**22), ("4.19e6", 4190000),
+        ("4.19E+6", 4190000), (".5", Fraction(1, 2)), ("1/2", Fraction(1, 2)), ("0.1", Fraction(1, 10)), ("-3", -3),
+        ("7//2", 3), ("(1 + 2)(3 + 4)", 21), ("N²d", 1_800_000), ("2Nd", 12_000), ("3TcN", 2700), ("2(N + d)", 640),
+        ("N_k*2", 14), ("N*d*ceil(N/16)", 114_000), ("N·d·⌈N/16⌉", 114_000), ("⌊7/2⌋", 3), ("sqrt(4)", 2),
+        ("N d", 6000), ("4**0.5", 2), ("2**-1", Fraction(1, 2)), ("exp(0)", 1), ("(N)2", 600), ("N 2", 600),
+    ],
+)  # fmt: skip
+def test_what_may_be_typed(typed, value):
+    assert number(typed, SIZES) == value
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [
+        ("twelve", "'twelve' is not known here. Known are N, d, Tc, N_k, ceil, floor, exp, log, sqrt."),
+        ("M*d", "'M' is not known"), ("1/0", "'1/0' divides by zero"), ("2**999", "too large"),
+        ("9**64**64", "too large"), ("(9**64)**64", "too large"), ("1e999", "is no number"),
+        ("exp(10000)", "too large"),
+        ("9" * 150 + "*1", None), ("9" * 201, "is no number"), ("1,23", "is no number"), ("0,5", "is no number"),
+        ("(" * 150, "is no number"), ("-" * 199 + "1", None), ("3 5", "is no number"), ("3 elements", "not known"),
+        ("True", "is no number"), ("'a'", "is no number"), ("1j", "not known"), ("[1]", None),
+        ("N if 1 else d", "is no"),
+        ("__import__('os')", "not known"), ("().__class__", "is no number"), ("ceil(1, 2)", "is no number"),
+        ("N.real", "is no number"), ("log(-1)", "is no number"), ("log(0)", "is no number"), ("(-8)**(1/3)", "is no"),
+        ("7 % 2", "is no number"), ("1 < 2", "is no number"), ("ceil", "not known"), ("0**-1", "divides by zero"),
+        ("2e5e", "not known"), ("sqrt(9**64*9**64*9**64*9**64*9**64*9**64)", "too large"),
+    ],
+)  # fmt: skip
+def test_what_is_not_evaluated(typed, says):
+    if says is None:
+        number(typed, SIZES)
+    else:
+        with pytest.raises(ValueError, match="^.{,120}$") as caught:
+            number(typed, SIZES)
+        assert says in str(caught.value)
+
+
+def question(**more):
+    sizes = SimpleNamespace(N=30, H=3)
+    wrong = {2 * 90: "Twice as many."}
+    values = {"text": "how many elements?", "answer": 90, "how": "H·N.", "hint": "Think.", "wrong": wrong} | more
+    return Question("all", sizes, **values)
+
+
+@pytest.mark.parametrize(
+    "typed, right, says",
+    [
+        ("90", True, "Right. H·N."),
+        ("HN", True, "Right. H·N."),
+        ("60", False, "Twice as many. And there are H = 3 heads."),
+        ("180", False, "Twice as many."),
+        ("30", False, "That is for one head. There are H = 3."),
+        ("360", False, "Those are bytes. The question is for elements, of 4 bytes each."),
+        ("91", False, "No, that is too large. Think."),
+        ("50", False, "No, that is too small. Think."),
+        ("90.5", False, "No, that is too large. But near: count exactly. Think."),
+    ],
+)
+def test_what_is_said_of_an_answer(typed, right, says):
+    asked = question()
+    assert asked.judge(typed) == (right, says)
+    assert asked.given == [typed] and asked.correct == (1 if right else None)
+
+
+def test_about_allows_one_percent():
+    assert [question(about=True).judge(typed)[0] for typed in ("90.9", "89.1", "91", "89")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not question().judge("90.1")[0]
+
+
+def test_the_second_try_counts_as_the_second():
+    asked = question()
+    with pytest.raises(ValueError):
+        asked.judge("ninety")
+    asked.judge("1")
+    asked.judge("90")
+    kept = asked.kept()
+    assert (kept["given"], kept["correct"], kept["sizes"]) == (["1", "90"], 2, {"N": 30, "H": 3})
+    assert kept["text"] == "For N = 30, H = 3 heads: how many elements?"
+    assert kept["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("holds", ["{}", "[1]", '[{"lesson": "00"}]', "not json", b"\xff\xfe"])
+def test_a_file_that_holds_something_else(tmp_path, holds):
+    file = tmp_path / "answers.json"
+    file.write_bytes(holds if isinstance(holds, bytes) else holds.encode())
+    with pytest.raises(ValueError, match=r"answers\.json' exists and is no file of answers: name another file"):
+        questions.earlier(str(file))
+
+
+def test_runs_are_added(tmp_path):
+    file = tmp_path / "answers.json"
+    assert questions.earlier(file) == []
+    file.touch()
+    assert questions.earlier(file) == []
+    runs = [{"lesson": "00", "questions": [question().kept()]}]
+    questions.write(file, runs)
+    assert questions.earlier(file) == json.loads(json.dumps(runs))
