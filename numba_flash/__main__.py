@@ -32,6 +32,7 @@ from . import testing as exactness
 from .attention import MAX_D
 from .blocks import check_blocks, fitting_blocks
 from .checks import DTYPES
+from .course import check
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
@@ -133,6 +134,8 @@ def make_parser():
     sub.add_argument("--repeats", type=number(1, None), default=5, metavar="R", help=repeats)
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
     add_json(sub)
+
+    check.add_command(command)
     return parser
 
 

@@ -51,16 +51,13 @@ def judge(exercise, path, tell=lambda **event: None):
             if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
                 break
         criteria["bill"]["rows"] = list(rows.values())
+        moved = any(row["counted"] for row in rows.values())
     except Refused as refusal:
         return {"passed": False, "message": str(refusal), "criteria": criteria}
-    for verdict in criteria.values():
-        verdict["passed"] = verdict["passed"] is not False if not unjudged(criteria) else verdict["passed"]
+    if criteria["strict"]["passed"] is None:  # no launch was stopped: what was not found wrong is right
+        for name in CRITERIA if moved else ("correct", "strict"):
+            criteria[name]["passed"] = criteria[name]["passed"] is not False
     return {"passed": all(verdict["passed"] for verdict in criteria.values()), "message": None, "criteria": criteria}
-
-
-def unjudged(criteria):
-    """Whether a launch was stopped, so that nobody knows what the rest would have given."""
-    return criteria["strict"]["passed"] is False
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -231,6 +228,9 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     at = tuple(map(int, np.argwhere(bad)[0]))
     element = f"{output}[{', '.join(map(str, at))}]"
     unwritten = x.view(np.uint32) == POISON * 0x01010101
+    if unwritten.all():
+        yield f"No element of {output} was written, for {name}. {element} should be {truth[at]:.6g}."
+        return
     what = "was never written" if unwritten[at] else f"is {x[at]:.6g}"
     yield f"{element} {what}, expected {truth[at]:.6g}, for {name}."
     tile = place(exercise, at, sizes)
@@ -239,7 +239,7 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     if not unwritten[at] and np.isfinite(x[at]) and np.isfinite(truth[at]):
         yield f"(Rounding explains a difference of {limit[at]:.1e}.)"
     count = f"{int(bad.sum()):,} of {bad.size:,} elements are wrong"
-    yield f"{count}{pattern(bad, exercise, sizes)}."
+    yield f"{count}{pattern(bad)}."
     likely = known(exercise, inputs, got, limit)
     if not likely and (unwritten & bad).any():
         likely = exercise.faults.get("unwritten") or "an element is stored by no thread."
@@ -253,30 +253,30 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
 
 
 def place(exercise, at, sizes):
-    """ "That is row 3 of tile 2": where an element lies among the tiles."""
-    parts = []
-    for axis, (side, noun) in enumerate(zip(exercise.grid, ("row", "column"))):
-        if side and axis < len(at) and sizes[side] > 1:
-            parts.append(f"{noun} {at[axis] % sizes[side]} of tile {at[axis] // sizes[side]} ({side} = {sizes[side]})")
-    return f"It is {' and '.join(parts)}." if parts else ""
+    """Where an element lies among the tiles: "That is in tile 2 (T = 8), in its row 3." """
+    sides = [(axis, sizes[side], side) for axis, side in enumerate(exercise.grid) if side and axis < len(at)]
+    if not sides:
+        return ""
+    tile = ", ".join(str(at[axis] // size) for axis, size, _ in sides)
+    inside = ", ".join(f"{('row', 'column')[axis]} {at[axis] % size}" for axis, size, _ in sides)
+    tile = f"({tile})" if len(sides) > 1 else tile
+    has = " × ".join(str(size) for _, size, _ in sides) + " rows" * (len(sides) == 1)
+    return f"That is {inside} of tile {tile}; a tile has {has}."
 
 
-def pattern(bad, exercise, sizes):
-    """What the places of the wrong elements have in common."""
+def pattern(bad):
+    """What the places of the wrong elements have in common: the end of an axis, or a few rows or columns."""
     if bad.all() or bad.ndim > 2:
         return ""
-    for axis, noun in enumerate(("row", "column")[: bad.ndim]):
+    for axis, noun in enumerate(("row", "column") if bad.ndim == 2 else ("element",)):
         lines = bad.any(axis=1 - axis) if bad.ndim == 2 else bad
-        all_along = bad.all(axis=1 - axis)[lines].all() if bad.ndim == 2 else True
         numbers = np.flatnonzero(lines)
-        if not lines.all() and all_along and len(numbers) < lines.size:
-            noun = noun if bad.ndim == 2 else "element"
-            if len(numbers) == 1:
-                return f", all in {noun} {numbers[0]} of {lines.size}"
-            if np.array_equal(numbers, np.arange(numbers[0], lines.size)):
-                return f", all from {noun} {numbers[0]} on: the end of {lines.size}"
-            shown = ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)
-            return f", all in {noun}s {shown}"
+        if len(numbers) == 1 and lines.size > 2:
+            return f", all in {noun} {numbers[0]} of {lines.size}"
+        if len(numbers) < lines.size and numbers[-1] - numbers[0] + 1 == len(numbers) and lines[-1]:
+            return f", all from {noun} {numbers[0]} on, up to the end of {lines.size}"
+        if len(numbers) <= min(8, lines.size // 2):
+            return f", all in {noun}s {', '.join(map(str, numbers))}"
     return ""
 
 

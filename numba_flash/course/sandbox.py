@@ -123,13 +123,13 @@ def failure(status, timed_out, last, seconds):
     during = doing.get(last.get("at"), "before your file was read")
     if timed_out:
         return (
-            f"It was stopped after {seconds:g} s, {during}. Likely: a loop that never ends. Does what its `while` asks for "
-            "ever become false? (--seconds gives it more time.)"
+            f"It was stopped after {seconds:g} s, {during}. Likely: a loop that never ends. Does what its `while` "
+            "asks for ever become false? (--seconds gives it more time.)"
         )
     if status < 0 and not WINDOWS:
         name = signal.Signals(-status).name
         return f"Python itself was killed ({name}) {during}: too much memory, or memory that is not its own."
     return (
-        f"Python ended {during}, with exit status {status}, before there was a verdict. Does your file call os._exit? Take "
-        "that out."
+        f"Python ended {during}, with exit status {status}, before there was a verdict. Does your file call "
+        "os._exit? Take that out."
     )
