@@ -4,8 +4,10 @@
 JSON to RESULT, a line each time: what it is about to do, and at last the verdict.
 """
 
+import contextlib
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 import numba_flash as nf
 
 from .. import errors
+from ..engine import cpu
 from ..engine.cpu import POISON
 from ..engine.rewrite import function_of, is_kernel
 from .exercise import load
@@ -29,6 +32,7 @@ FAULTS = {
     "OutOfBounds": "an index is past the end: who has no element must neither load nor store.",
     "UninitializedRead": "something is read before anything was written to it.",
 }
+ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing that works on whole arrays.)"
 
 
 class Refused(Exception):
@@ -46,10 +50,11 @@ def judge(exercise, path, tell=lambda **event: None):
         tell(at="import")
         launch, trusted = prepared(exercise, path)
         rows = {}
-        for name, inputs in exercise.inputs():
-            tell(at="run", input=name)
-            if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
-                break
+        with own_kernels_alone():
+            for name, inputs in exercise.inputs():
+                tell(at="run", input=name)
+                if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
+                    break
         criteria["bill"]["rows"] = list(rows.values())
         moved = any(row["counted"] for row in rows.values())
     except Refused as refusal:
@@ -118,7 +123,7 @@ def imported(path):
         raise Refused(f"Your file waits for input{at_line(path, error)}, and nobody answers. Take that out.") from None
     except MemoryError as error:
         raise Refused(f"Your file asks for more memory than check gives it{at_line(path, error)}.") from None
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         said = f"{type(error).__name__}: {error}"
         raise Refused(f"Your file cannot be imported: it stops{at_line(path, error)} with {said:.300}") from None
 
@@ -127,6 +132,24 @@ def at_line(path, error):
     """ " in line 12" for the last line of the file that took part in an error."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""
+
+
+@contextlib.contextmanager
+def own_kernels_alone():
+    """In the body, to launch a kernel of a stage of numba_flash is refused: it is no answer."""
+    run = cpu.run
+
+    def guarded(kernel, *arguments, **more):
+        if Path(function_of(kernel).__code__.co_filename).parent == Path(nf.__file__).parent / "stages":
+            name = function_of(kernel).__name__
+            raise Refused(f"Your file runs `{name}`, a stage of numba_flash. Here a kernel of your own is asked for.")
+        return run(kernel, *arguments, **more)
+
+    cpu.run = guarded
+    try:
+        yield
+    finally:
+        cpu.run = run
 
 
 # --- one input --------------------------------------------------------------------------------------------------------
@@ -145,7 +168,7 @@ def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
             f"`{exercise.answer}` launched no kernel: its bill shows no loads and no stores. NumPy's answer is the "
             "specification; here a kernel of your own is to give it, launched by nf.launch."
         )
-    fault = wrong(exercise, got, trusted, sizes, name, inputs)
+    fault = criteria["correct"]["message"] or wrong(exercise, got, trusted, sizes, name, inputs)
     if fault:
         criteria["correct"] = {"passed": False, "message": fault}
     over(exercise, bill, sizes, name, criteria, rows)
@@ -157,8 +180,10 @@ def ran(exercise, path, launch, name, inputs, criteria):
     given = [np.array(x) if isinstance(x, np.ndarray) else x for x in inputs]
     try:
         found = launch(*given)
+    except Refused:
+        raise
     except errors.Unsupported as error:
-        raise Refused(f"The kernel cannot be run: {in_file(path, str(error))}") from None
+        raise Refused(f"The kernel cannot be run: {in_file(path, str(error))}.\n\n{ONLY}") from None
     except (errors.SharedMemoryError, errors.OutOfMemory) as error:
         raise Refused(f"{error}") from None
     except errors.KernelError as error:
@@ -191,12 +216,11 @@ def in_file(path, message):
 def stopped(exercise, path, error, name):
     kind = type(error).__name__
     likely = exercise.faults.get(f"{kind} {error.tensor}") or exercise.faults.get(kind) or FAULTS.get(kind, "")
-    source = ""
-    if error.line and error.file == str(path):
-        source = (
-            f"\n\n    {error.line}  {Path(path).read_text(encoding='utf-8').splitlines()[error.line - 1].strip()}\n\n"
-        )
-    return f"{kind} for {name}. {in_file(path, str(error))}.{source or ' '}Likely: {likely}"
+    said = in_file(path, str(error))
+    lines = {error.line, *map(int, re.findall(r"in line (\d+)", said))} if error.file == str(path) else set()
+    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    shown = "".join(f"    {number}  {text[number - 1].strip()}\n" for number in sorted(lines))
+    return f"{kind} for {name}. {said}.\n\n{shown}\nLikely: {likely}"
 
 
 # --- correctness ------------------------------------------------------------------------------------------------------

@@ -99,8 +99,8 @@ def joined(x):
 def truth_and_limit(specification, inputs):
     """[(expected in float64, the largest |error| that float32 explains)] for each output of a specification.
 
-    inputs: what of them is float32 is followed. A specification may return a tuple of outputs, or a list of parts. Raises
-    TypeError where it uses NumPy that Rounded does not know.
+    inputs: what of them is float32 is followed. A specification returns an array, a list of its parts, or a tuple of
+    outputs. Raises TypeError where it uses NumPy that Rounded does not know.
     """
     given = [Rounded(x) if getattr(x, "dtype", None) == np.float32 else x for x in inputs]
     found = specification(*given)

@@ -31,10 +31,12 @@ def _two_parts(rng, N, d, special=True):
     return *one, *two
 
 
-def _merged(m_1, l_1, O_1, m_2, l_2, O_2, *, m=None, divided=True, with_l=True, guard=True):
+def _merged(m_1, l_1, O_1, m_2, l_2, O_2, *, m=None, divided=True, with_l=True, guard=True, scaled=(True, True)):
     m = np.maximum(m_1, m_2) if m is None else m
-    finite = np.where(np.isneginf(m), 0, m) if guard else m
-    w_1, w_2 = np.exp(m_1 - finite), np.exp(m_2 - finite)
+    w_1, w_2 = (
+        np.where(guard & np.isneginf(x), 0, np.exp(x - m)) if comes else np.ones_like(m)
+        for x, comes in zip((m_1, m_2), scaled)
+    )
     l = w_1 * l_1 + w_2 * l_2
     a, b = (w_1 * l_1, w_2 * l_2) if with_l else (w_1, w_2)
     O = a[:, None] * O_1 + b[:, None] * O_2
@@ -175,6 +177,13 @@ EXERCISES = (
             Mistake(
                 "l is l_1 + l_2 here: each of the two must come to the new scale first, times weight(m_1, m).",
                 lambda *x: _plain_sum(*x),
+            ),
+            *(
+                Mistake(
+                    f"Part {part} is not brought to the new scale: its l is to be multiplied by weight(m_{part}, m).",
+                    lambda *x, scaled=scaled: _merged(*x, scaled=scaled),
+                )
+                for part, scaled in ((1, (False, True)), (2, (True, False)))
             ),
             Mistake("The new m is m_1, also where m_2 is larger.", lambda *x: _merged(*x, m=x[0])),
         ),

@@ -43,14 +43,11 @@ EXERCISES = (
             "scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
         ),
         mistakes=(
-            Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
-                "scale is in one of the two passes only.",
-                lambda Q, K, V, scale: weights(Q @ K.T, m=scale * (Q @ K.T).max(axis=1, keepdims=True)) @ V,
-            ),
-            Mistake(
-                "scale is in one of the two passes only: in the first, m is without it.",
-                lambda Q, K, V, scale: weights(scale * (Q @ K.T), m=(Q @ K.T).max(axis=1, keepdims=True)) @ V,
+                "The scores are not multiplied by scale in the second pass, where the weights are formed. (In the "
+                "first "
+                "one it would not show: m cancels.)",
+                lambda Q, K, V, scale: weights(Q @ K.T) @ V,
             ),
             Mistake(
                 "O is not divided by l.",

@@ -179,6 +179,8 @@ EXERCISES = (
             "OutOfBounds": "`keys` is larger than N_k: the last tile hangs over the edge, so take min(..., N) for "
             "its last "
             "query.",
+            "UninitializedRead": "`keys` must be the same for all threads of a block, as they load a tile together: it "
+            "depends on the tile, not on the thread's own query.",
             "BarrierDivergence": "`keys` must be the same for all threads of a block, or some miss a barrier: it "
             "depends on "
             "the block's tile, not on the thread's own query.",

@@ -23,8 +23,8 @@ def _Z(P, seed, p_drop):
 
 
 def _by_place_in_block(P, seed, p_drop):
-    N, N_k = P.shape[1:]
-    return _Z(P, seed, p_drop)[:, np.arange(N) % T][:, :, np.arange(N_k) % T] if min(N, N_k) >= T else None
+    Z = dropout.to_dense(seed, p_drop, len(P), T, T)
+    return Z[:, np.arange(P.shape[1]) % T][:, :, np.arange(P.shape[2]) % T]
 
 
 def _exchanged(P, seed, p_drop):
