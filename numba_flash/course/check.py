@@ -4,8 +4,8 @@ import argparse
 import ast
 import json
 import re
-import shutil
 import time
+import warnings
 from pathlib import Path
 
 from .. import lesson, report
@@ -14,7 +14,7 @@ from .exercise import folder, hole
 from .exercises import EXERCISES
 from .judge import CRITERIA
 
-SECONDS = 60
+SECONDS = 30
 LARGEST = 10**6  # bytes of a file
 COMMAND = "python -m numba_flash check"
 WORDS = {True: "yes", False: "NO", None: "not judged"}
@@ -97,6 +97,8 @@ def found(name):
             raise ValueError(f"{name} is a folder without an exercise in it. {known()}")
         return inside
     if path.exists():
+        if not path.is_file() or path.suffix != ".py":
+            raise ValueError(f"{name} is no Python file: an answer is a file such as 02_scores.py. {known()}")
         exercise_of(path)
         return [path]
     exercise = EXERCISES.get(path.name.removesuffix(".py"))
@@ -135,7 +137,7 @@ def verdict_on(path, seconds):
     """What is said of one file: that of the sandbox, or why it was not run."""
     start = time.monotonic()
     exercise = exercise_of(path)
-    verdict = {"file": str(path), "exercise": exercise.name}
+    verdict = {"file": str(path), "exercise": exercise.name, "printed": "", "printed_bytes": 0}
     try:
         text = text_of(path)
         notes = remarks(exercise, text)
@@ -163,7 +165,7 @@ def text_of(path):
     if not text.strip():
         raise ValueError("The file is empty. `--copy DIR` gives you the exercise again.")
     try:
-        ast.parse(text)
+        parsed(text)
     except SyntaxError as error:
         line = (text.splitlines()[error.lineno - 1 : error.lineno] or [""])[0] if error.lineno else ""
         raise ValueError(
@@ -175,12 +177,18 @@ def text_of(path):
     return text
 
 
+def parsed(text):
+    """The syntax tree; Python's warnings about it are for those who run the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 def remarks(exercise, text):
     """What is worth saying beside the verdict: a hole as it was, another specification."""
     notes = []
-    empty, theirs = hole(exercise.file.read_text(encoding="utf-8"))[1], hole(text)
-    untouched = theirs and [line.strip() for line in theirs[1] if line.strip()] == [line.strip() for line in empty]
-    if untouched:
+    theirs = hole(text)
+    if theirs and [line.strip() for line in theirs[1] if line.strip()] == [line.strip() for line in exercise.start]:
         notes.append(f"The hole in line {theirs[0]} is as it was: your code goes there.")
     ours, changed = (specification(source) for source in (exercise.solution, text))
     if changed is not None and changed != ours:
@@ -192,7 +200,7 @@ def remarks(exercise, text):
 
 def specification(text):
     """The syntax tree of the function `specification`, as text, or None."""
-    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in parsed(text).body if isinstance(node, ast.FunctionDef)]
     return next((ast.dump(node) for node in functions if node.name == "specification"), None)
 
 
@@ -242,9 +250,9 @@ def copy(flags, screen):
     target = Path(flags.copy)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        made = [exercise.file for exercise in wanted if not (target / exercise.file.name).exists()]
-        for file in made:
-            shutil.copyfile(file, target / file.name)
+        made = [exercise for exercise in wanted if not (target / exercise.file.name).exists()]
+        for exercise in made:
+            (target / exercise.file.name).write_text(exercise.unsolved, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--copy {flags.copy}: {error.strerror}: name a folder that you can write to") from None
     kept = len(wanted) - len(made)
@@ -279,11 +287,11 @@ def full(verdict):
     else:
         marks = {True: "✓", False: "✗", None: "–"}
         meaning = {
-            "correct": "the output is that of the specification",
-            "strict": "barriers, indices, races, unwritten memory",
+            "correct": "the output of the specification, on every input",
+            "strict": "no wrong index, no race, barriers for all, nothing read unwritten",
             "bill": "no more loads and stores than the exercise allows",
         }
-        yield report.table(["", "", "", ""], [
+        yield report.table(["", "criterion", "met", "what it asks for"], [
             [marks[criteria[name]["passed"]], name, WORDS[criteria[name]["passed"]], meaning[name]] for name in CRITERIA
         ])  # fmt: skip
         yield ""

@@ -54,8 +54,8 @@ class Exercise:
 
     inputs() yields (name, tuple of the arguments of `specification` and `launch`). sizes(*those) gives what the bill's
     formulas name. hints: from the idea to nearly the code. faults: the name of an error class, perhaps with a tensor
-    ("OutOfBounds X"), or "unwritten", "wrong" or "bill" -> the likely mistake. grid: the constants that an output's
-    axes are cut by, as (rows, columns), for messages that name a tile.
+    ("OutOfBounds X"), or "unwritten" or "wrong" -> the likely mistake. outputs: their names. grid: the constants that
+    an output's axes are cut by, as (rows, columns), for messages that name a tile. start: the hole before it is filled.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Exercise:
     faults: dict = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     grid: tuple = (None, None)
+    start: tuple[str, ...] = ("pass",)
 
     @cached_property
     def file(self):
@@ -78,6 +79,13 @@ class Exercise:
     def solution(self):
         """The text of the solution."""
         return (folder() / "solutions" / f"{self.name}.py").read_text(encoding="utf-8")
+
+    @cached_property
+    def unsolved(self):
+        """The text of the exercise as it was handed out: `file` may be where a student works."""
+        first = hole(self.solution)[1][0]
+        indent = first[: len(first) - len(first.lstrip())]
+        return with_hole(self.solution, [indent + line for line in self.start])
 
     @property
     def title(self):

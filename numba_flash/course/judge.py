@@ -32,7 +32,7 @@ FAULTS = {
     "OutOfBounds": "an index is past the end: who has no element must neither load nor store.",
     "UninitializedRead": "something is read before anything was written to it.",
 }
-ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing that works on whole arrays.)"
+ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
 
 
 class Refused(Exception):

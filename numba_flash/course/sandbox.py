@@ -94,15 +94,13 @@ class Output:
         self.thread.start()
 
     def read(self):
-        with contextlib.suppress(OSError, ValueError):
+        with self.pipe, contextlib.suppress(OSError):
             while part := os.read(self.pipe.fileno(), 65536):
                 self.size += len(part)
                 self.kept += part[: OUTPUT - len(self.kept)]
 
     def close(self):
         self.thread.join(1)  # a process that escaped may hold the pipe open: then the thread is left to itself
-        if not self.thread.is_alive():
-            self.pipe.close()
 
     def text(self):
         return self.kept.decode("utf-8", "replace")

@@ -32,7 +32,7 @@ def test_exercise_and_solution_differ_in_the_hole_alone(name):
     exercise = EXERCISES[name]
     unsolved = exercise.file.read_text(encoding="utf-8")
     _, filling = hole(exercise.solution)
-    assert with_hole(unsolved, filling) == exercise.solution != unsolved
+    assert unsolved == exercise.unsolved != exercise.solution == with_hole(unsolved, filling)
     assert exercise.lines == len([line for line in filling if line.strip()])
 
 

@@ -129,6 +129,7 @@ EXERCISES = (
     Exercise(
         name="05_attention",
         answer="attention",
+        start=("def attention(Q, K, V, scale):", "    return None"),
         outputs=("O",),
         inputs=cases(
             11,
@@ -146,7 +147,8 @@ EXERCISES = (
                 "elements",
                 "2*N*d + 2*N_k*d*tiles(N, Br) + N",
                 "flash2's bill: Q and O once, K and V once per tile of Br queries",
-                "K and V are not shared by a tile of queries, or something that grows with N·N_k is in HBM",
+                "a tile has fewer queries than Br, or does not share K and V; or something that grows with N·N_k is in "
+                "HBM",
             ),
         ),
         hints=(

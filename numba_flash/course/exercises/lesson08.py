@@ -118,6 +118,7 @@ EXERCISES = (
     Exercise(
         name="08_skip",
         answer="forward",
+        start=("keys = N_k                                               # all of them",),
         outputs=("O",),
         grid=("Br", None),
         inputs=cases(
