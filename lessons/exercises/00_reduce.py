@@ -13,7 +13,8 @@ A thread reads what another one wrote, so think of where a barrier is needed, an
     X  loads   N
     Y  stores  ⌈N/B⌉
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 00_reduce
     python -m numba_flash check 00_reduce --hint 1

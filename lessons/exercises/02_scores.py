@@ -10,7 +10,8 @@ Blocks are squares of T × T threads; x runs along the keys, y along the queries
     K  loads   N·N_k·d
     S  stores  N·N_k
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 02_scores
     python -m numba_flash check 02_scores --hint 1

@@ -11,7 +11,8 @@ outside a matrix. The bill it must meet:
     K  loads   N_k·d·⌈N/T⌉
     S  stores  N·N_k
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 03_tile
     python -m numba_flash check 03_tile --hint 1

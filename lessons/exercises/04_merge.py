@@ -17,7 +17,8 @@ Where that is so in both parts, O is 0. `weight(s, m)` is exp(s - m), and 0 wher
     l    stores  N
     O    stores  N·d
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 04_merge
     python -m numba_flash check 04_merge --hint 1

@@ -13,7 +13,8 @@ The bill is that of flash2 with 32 queries per tile, for all tensors and kernels
 
     total  2·N·d + 2·N_k·d·⌈N/Br⌉ + N,   Br = 32
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy. Check what you wrote, and
+ask for hints, one after another:
 
     python -m numba_flash check 05_attention
     python -m numba_flash check 05_attention --hint 1

@@ -17,7 +17,8 @@ arrays in registers ask for.) The bill it must meet:
     V  loads   N·N_k·d
     O  stores  N·d
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 06_no_matrix
     python -m numba_flash check 06_no_matrix --hint 1

@@ -9,7 +9,8 @@ dO and O are (N, d), D is (N). The bill it must meet:
     O   loads   N·d
     D   stores  N
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 07_delta
     python -m numba_flash check 07_delta --hint 1

@@ -77,7 +77,7 @@ def prepared(exercise, path):
     if theirs is None:
         raise Refused(f"There is no `{exercise.answer}` in your file. Keep that name: it is what is launched.")
     for name, value in vars(trusted).items():
-        if type(value) is int and exercise.answer != "attention" and getattr(module, name, value) != value:
+        if is_kernel(ours) and type(value) is int and getattr(module, name, value) != value:
             raise Refused(
                 f"{name} is {getattr(module, name)!r} in your file and {value} in the exercise, which launches the "
                 f"kernel for {name} = {value}. Set it back."

@@ -344,3 +344,18 @@ def test_the_report_of_a_wrong_answer(run):
     for part in ("00_guard", "correct NO", "strict yes", "bill yes", "Z[0] is", "N = 1000", says, "00_guard --hint 1"):
         assert part in plain(out)
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_constants_of_the_launch_stay_as_they_are():
+    exercise = EXERCISES["06_no_matrix"]
+    verdict = judge(exercise, answer(solved("B, d = 32, 8", "B, d = 32, 16", exercise), "06_no_matrix.py"))
+    assert "d is 16 in your file and 8 in the exercise" in verdict["message"]
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    path = answer(GUARD.unsolved)
+    command = [sys.executable, "-m", "numba_flash", "check", str(path)]
+    environment = sandbox.environment() | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 1 and done.stderr == b""
+    assert done.stdout.isascii() and b"No element of Z was written" in done.stdout

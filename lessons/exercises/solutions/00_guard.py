@@ -9,7 +9,8 @@ X, Y and Z have N elements, and N need not be a multiple of B. The bill it must 
     Y  loads   N
     Z  stores  N
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 00_guard
     python -m numba_flash check 00_guard --hint 1

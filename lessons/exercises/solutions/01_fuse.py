@@ -12,7 +12,8 @@ what the two kernels move:
     S  loads   N
     P  stores  N
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 01_fuse
     python -m numba_flash check 01_fuse --hint 1

@@ -12,7 +12,8 @@ scores of a row are -∞, all weights are 0; but -∞ - (-∞) is not a number (
     S  loads   3·N·N_k
     P  stores  N·N_k
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 02_softmax
     python -m numba_flash check 02_softmax --hint 1

@@ -11,7 +11,8 @@ outside a matrix. The bill it must meet:
     V  loads   N_k·d·⌈N/T⌉
     O  stores  N·d
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 03_output
     python -m numba_flash check 03_output --hint 1

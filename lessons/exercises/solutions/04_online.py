@@ -11,7 +11,8 @@ In a row where all scores are -∞, O is 0. The bill it must meet:
     V  loads   N·N_k
     O  stores  N
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 04_online
     python -m numba_flash check 04_online --hint 1

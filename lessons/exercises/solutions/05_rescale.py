@@ -18,7 +18,8 @@ all Tc = ⌈N_k/Bc⌉ tiles together:
     m     loads   Tc·N
     m     stores  Tc·N
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 05_rescale
     python -m numba_flash check 05_rescale --hint 1

@@ -15,7 +15,8 @@ queries. The bill it must meet:
     D   loads   N·N_k
     dS  stores  N·N_k
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 07_recompute
     python -m numba_flash check 07_recompute --hint 1

@@ -12,7 +12,8 @@ Q is (N, d), K is (N_k, d), S is (N, N_k). (-∞ is `float32(-math.inf)`.) The b
 
 with `seen` the number of pairs of a query and a key that it sees.
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 08_causal
     python -m numba_flash check 08_causal --hint 1

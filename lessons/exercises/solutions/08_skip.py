@@ -14,7 +14,8 @@ last query is aligned with the last key. The bill it must meet:
 
 with `seen` the number of keys that the last query of a tile sees, summed over all tiles of queries.
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 08_skip
     python -m numba_flash check 08_skip --hint 1

@@ -11,7 +11,8 @@ P, dP and dS are (H, N, N_k), for H heads; D is (H, N). The bill it must meet, w
     D   loads   H·N·N_k
     dS  stores  H·N·N_k
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 09_dropout
     python -m numba_flash check 09_dropout --hint 1

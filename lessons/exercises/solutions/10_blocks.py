@@ -16,7 +16,8 @@ A query that sees no tile at all has O = 0. The bill it must meet:
 with Tr = ⌈N/Br⌉, Tc = ⌈N_k/Bc⌉, and `visited` the number of keys in the tiles that are not left out, summed over the
 tiles of queries.
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 10_blocks
     python -m numba_flash check 10_blocks --hint 1

@@ -14,7 +14,8 @@ have no keys: then its m_s is -∞, its l_s is 0 and its O_s is 0. If all splits
     l_s  loads   n·N
     O    stores  N·d
 
-Check what you wrote, and ask for hints, one after another:
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
 
     python -m numba_flash check 11_split
     python -m numba_flash check 11_split --hint 1
