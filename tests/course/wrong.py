@@ -15,7 +15,11 @@ HOST = """    O = nf.empty(Q.shape, np.float32)
 # exercise: [(old text, new text, what the message says)], the criterion that fails first before a colon
 WRONG = {
     "00_guard": [
-        ("if i < X.shape[0]:", "if True:", "strict: OutOfBounds|the guard is missing|line 35|X, axis 0"),
+        (
+            "if i < X.shape[0]:",
+            "if True:",
+            "strict: OutOfBounds|the guard is missing|Z[i] = factor * X[i] + Y[i]|X, axis 0",
+        ),
         ("cuda.grid(1)", "cuda.threadIdx.x", "strict: RaceDetected|cuda.threadIdx.x was taken for the thread's number"),
         (
             "i < X.shape[0]:",
@@ -34,7 +38,7 @@ WRONG = {
         (
             f"    {BARRIER}\n    while",
             "    while",
-            "strict: RaceDetected|Two are needed|44  tile[tx] += tile[tx + half]",
+            "strict: RaceDetected|Two are needed|  tile[tx] += tile[tx + half]",
         ),
         (f"        {BARRIER}\n        half", "        half", "strict: RaceDetected|a barrier is missing"),
         (
@@ -96,7 +100,7 @@ WRONG = {
         (
             f"        {BARRIER}\n        for t",
             "        for t",
-            "strict: RaceDetected|a barrier is missing|52  acc += Q_i[ty, t] * K_j[tx, t]",
+            "strict: RaceDetected|a barrier is missing|  acc += Q_i[ty, t] * K_j[tx, t]",
         ),
         (TILES_DONE, "        # --- end", "strict: RaceDetected|a barrier is missing"),
         ("* K_j[tx, t]", "* K_j[ty, t]", "correct: yours is tx"),
