@@ -288,7 +288,7 @@ def full(verdict):
         marks = {True: "✓", False: "✗", None: "–"}
         meaning = {
             "correct": "the output of the specification, on every input",
-            "strict": "no wrong index, no race, barriers for all, nothing read unwritten",
+            "strict": "no wrong index, no race, all come to each barrier",
             "bill": "no more loads and stores than the exercise allows",
         }
         yield report.table(["", "criterion", "met", "what it asks for"], [
@@ -322,5 +322,5 @@ def printed(verdict):
         lines = text.splitlines()[:10]
         cut = "" if size == len("\n".join(lines).encode()) + 1 else f", the beginning of {report.in_bytes(size)}"
         yield report.prose(f"Your file printed{cut}:")
-        yield "\n".join(f"    {''.join(c for c in line if c.isprintable())[:100]}" for line in lines)
+        yield "\n".join(f"    {''.join(c for c in line if c.isprintable())[:72]}" for line in lines)
         yield ""
