@@ -32,7 +32,7 @@ from . import testing as exactness
 from .attention import MAX_D
 from .blocks import check_blocks, fitting_blocks
 from .checks import DTYPES
-from .course import exam
+from .course import check, exam
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
@@ -135,7 +135,8 @@ def make_parser():
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
     add_json(sub)
 
-    exam.add_command(command)
+    for module in (check, exam):
+        module.add_command(command)
     return parser
 
 

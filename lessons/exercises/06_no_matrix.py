@@ -1,0 +1,60 @@
+"""Exercise 06_no_matrix: more work, fewer bytes. After "Claim 4: all on the GPU" in lesson 06, 17 lines.
+
+The naive stage stores S and P, N × N_k elements each, since softmax needs each score three times. But a score can be
+computed again instead. The kernel `attention` has one thread per query, no shared memory, and no array but Q, K, V
+and O. Fill the hole: one pass over the keys for m; a second one, which computes the scores once more, for l and for
+the sum of exp(S_ij - m)·V_j; then divide, and store O.
+
+Per score that is 2d FLOPs more than naive has. In return no S and P are left, 5·N·N_k elements, and the row of Q is
+loaded once, not N_k times. (A tile in shared memory would lower the bill further, and so would one pass in the manner
+of lesson 04.)
+
+The row of Q is in registers already, Q_i, and O_i is there for the sum: registers are free. (d is a constant here, as
+arrays in registers ask for.) The bill it must meet:
+
+    Q  loads   N·d
+    K  loads   2·N·N_k·d
+    V  loads   N·N_k·d
+    O  stores  N·d
+
+Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
+kernel is run. Check what you wrote, and ask for hints, one after another:
+
+    python -m numba_flash check 06_no_matrix
+    python -m numba_flash check 06_no_matrix --hint 1
+"""
+
+import math
+
+import numpy as np
+from numba import cuda, float32
+
+import numba_flash as nf
+
+B, d = 32, 8                                                 # threads per block, columns
+
+
+def specification(Q, K, V, scale):
+    S = scale * (Q @ K.T)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    return P @ V / P.sum(axis=1, keepdims=True)
+
+
+@cuda.jit
+def attention(Q, K, V, O, scale):
+    Q_i = cuda.local.array(d, float32)                       # one row: that of this thread
+    O_i = cuda.local.array(d, float32)
+    i = cuda.grid(1)                                         # query
+    if i < Q.shape[0]:
+        for t in range(d):
+            Q_i[t] = Q[i, t]
+            O_i[t] = float32(0)
+        # --- your code: 17 lines ---
+        pass
+        # --- end of your code ---
+
+
+def launch(Q, K, V, scale):
+    O = nf.empty(Q.shape, np.float32)
+    nf.launch(attention, -(-len(Q) // B), B, Q, K, V, O, scale)
+    return nf.to_host(O)

@@ -1,0 +1,55 @@
+"""Inputs of exercises, and attention in NumPy with a slip in it."""
+
+import numpy as np
+
+SCALE = np.float32(0.4)  # of no meaning, so that a scale that is left out, or taken for 1/√d, shows
+
+
+def cases(seed, make, *sizes):
+    """inputs() of an Exercise: for each dictionary of sizes its name and make(rng, **sizes), the same at each call."""
+
+    def inputs():
+        for at, size in enumerate(sizes):
+            name = ", ".join(f"{name} = {value}" for name, value in size.items() if not name.startswith("_"))
+            made = make(np.random.default_rng([seed, at]), **{key.lstrip("_"): value for key, value in size.items()})
+            yield name, made
+
+    return inputs
+
+
+def normal(rng, *shape, size=1.0, mean=0.0):
+    return (size * rng.standard_normal(shape) + mean).astype(np.float32)
+
+
+def qkv(rng, N, N_k, d):
+    """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong."""
+    return normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
+
+
+def weights(S, m=None, l=None):
+    """Softmax of the rows of S, in the type of S; m and l: what is taken for the maximum and for the sum."""
+    m = S.max(axis=1, keepdims=True, initial=-np.inf) if m is None else m
+    P = np.exp(S - np.where(np.isneginf(m), 0, m))
+    l = P.sum(axis=1, keepdims=True) if l is None else l
+    return P / np.where(l == 0, 1, l)
+
+
+def causal(N, N_k, shift=None):
+    """Which pairs are seen: j ≤ i + shift; shift None: N_k − N."""
+    i, j = np.indices((N, N_k), sparse=True)
+    return j <= i + (N_k - N if shift is None else shift)
+
+
+def no_rescale(S, V, Bc, *, O=True, l=True):
+    """An online softmax by tiles of Bc keys, whose O or l is not brought to the new maximum -> O."""
+    m, total = np.full(len(S), -np.inf, S.dtype), np.zeros(len(S), S.dtype)
+    out = np.zeros((len(S), *V.shape[1:]), S.dtype)
+    for j in range(0, S.shape[1], Bc):
+        new = np.maximum(m, S[:, j : j + Bc].max(axis=1))
+        finite = np.where(np.isneginf(new), 0, new)
+        old, P = np.exp(m - finite), np.exp(S[:, j : j + Bc] - finite[:, None])
+        total = total * (old if l else 1) + P.sum(axis=1)
+        factor = old if O else np.ones_like(old)
+        out = out * factor.reshape(-1, *[1] * (V.ndim - 1)) + P @ V[j : j + Bc]
+        m = new
+    return out / np.where(total == 0, 1, total).reshape(-1, *[1] * (V.ndim - 1))

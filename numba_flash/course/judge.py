@@ -1,0 +1,406 @@
+"""Judges one answer: runs it on every input, on the strict CPU engine, and compares output and HBM bill.
+
+`python -m numba_flash.course.judge EXERCISE FILE RESULT` is what the sandbox starts, in a process of its own. It writes
+JSON to RESULT, a line each time: what it is about to do, and at last the verdict.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+import numba_flash as nf
+
+from .. import errors
+from ..engine import cpu
+from ..engine.cpu import POISON
+from ..engine.rewrite import function_of, is_kernel
+from .exercise import load
+from .exercises import EXERCISES
+from .rounding import truth_and_limit
+
+CRITERIA = "correct", "strict", "bill"
+ALIKE = 1e-3  # how near an output must be to that of a known mistake, relative: a matter of messages, not of verdicts
+FAULTS = {
+    "RaceDetected": "two threads touch one element, one of them writes, and no barrier says who comes first.",
+    "BarrierDivergence": "all threads of a block must come to the same barriers: put the barrier outside of the `if`.",
+    "OutOfBounds": "an index is past the end: who has no element must neither load nor store.",
+    "UninitializedRead": "something is read before anything was written to it.",
+}
+ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
+
+
+class Refused(Exception):
+    """The answer cannot be judged at all; the message says why, in a beginner's words."""
+
+
+def judge(exercise, path, tell=lambda **event: None):
+    """The verdict on a file -> {"passed", "message" or None, "criteria": {name: {"passed", "message", …}}}.
+
+    passed is None where it was not judged. Runs the file, and the student's kernel under NUMBA_FLASH_STRICT=1 and
+    NUMBA_FLASH_DEVICE=cpu, which the caller sets.
+    """
+    criteria = {name: {"passed": None, "message": ""} for name in CRITERIA}
+    try:
+        tell(at="import")
+        launch, trusted = prepared(exercise, path)
+        rows = {}
+        with own_kernels_alone():
+            for name, inputs in exercise.inputs():
+                tell(at="run", input=name)
+                if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
+                    break
+        criteria["bill"]["rows"] = list(rows.values())
+        moved = any(row["counted"] for row in rows.values())
+    except Refused as refusal:
+        return {"passed": False, "message": str(refusal), "criteria": criteria}
+    if criteria["strict"]["passed"] is None:  # no launch was stopped: what was not found wrong is right
+        for name in CRITERIA if moved else ("correct", "strict"):
+            criteria[name]["passed"] = criteria[name]["passed"] is not False
+    return {"passed": all(verdict["passed"] for verdict in criteria.values()), "message": None, "criteria": criteria}
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def prepared(exercise, path):
+    """(launch, the trusted module), launch(*inputs) -> outputs with the student's kernel in the trusted launch."""
+    trusted = exercise.trusted()
+    ours = getattr(trusted, exercise.answer)
+    module = imported(path)
+    theirs = getattr(module, exercise.answer, None)
+    if theirs is None:
+        raise Refused(f"There is no `{exercise.answer}` in your file. Keep that name: it is what is launched.")
+    for name, value in vars(trusted).items():
+        if is_kernel(ours) and type(value) is int and getattr(module, name, value) != value:
+            raise Refused(
+                f"{name} is {getattr(module, name)!r} in your file and {value} in the exercise, which launches the "
+                f"kernel for {name} = {value}. Set it back."
+            )
+    if not is_kernel(ours):
+        if not callable(theirs) or is_kernel(theirs):
+            raise Refused(f"`{exercise.answer}` must be a function that launches kernels: def {exercise.answer}(...).")
+        same_parameters(exercise.answer, function_of(theirs) or theirs, ours)
+        return lambda *inputs: theirs(*inputs), trusted
+    if not is_kernel(theirs):
+        raise Refused(f"`{exercise.answer}` is no kernel: it needs `@cuda.jit` in the line above its `def`.")
+    if getattr(theirs, "targetoptions", {}).get("device"):
+        raise Refused(f"`{exercise.answer}` is a device function: write `@cuda.jit` above it, without device=True.")
+    same_parameters(exercise.answer, function_of(theirs), function_of(ours))
+    setattr(trusted, exercise.answer, theirs)
+    return trusted.launch, trusted
+
+
+def same_parameters(name, theirs, ours):
+    code = getattr(theirs, "__code__", None)
+    given = code.co_varnames[: code.co_argcount] if code else ()
+    wanted = ours.__code__.co_varnames[: ours.__code__.co_argcount]
+    if given != wanted:
+        raise Refused(
+            f"`{name}` takes ({', '.join(given)}) in your file, and ({', '.join(wanted)}) in the exercise. It is "
+            "launched with the latter, in this order: set them back."
+        )
+
+
+def imported(path):
+    """The student's module. Refused, with the line, where it cannot be run to its end."""
+    sys.path.append(str(Path(path).resolve().parent))  # at the end: a file called random.py must not hide Python's
+    try:
+        return load(path)
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"Your file imports {error.name!r}{at_line(path, error)}, which is not installed here. An exercise needs "
+            "numba, numpy and numba_flash alone."
+        ) from None
+    except SystemExit as error:
+        raise Refused(f"Your file ends Python by sys.exit{at_line(path, error)}. Take that out.") from None
+    except EOFError as error:
+        raise Refused(f"Your file waits for input{at_line(path, error)}, and nobody answers. Take that out.") from None
+    except MemoryError as error:
+        raise Refused(f"Your file asks for more memory than check gives it{at_line(path, error)}.") from None
+    except (Exception, KeyboardInterrupt) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise Refused(f"Your file cannot be imported: it stops{at_line(path, error)} with {said:.300}") from None
+
+
+def at_line(path, error):
+    """ " in line 12" for the last line of the file that took part in an error."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+@contextlib.contextmanager
+def own_kernels_alone():
+    """In the body, to launch a kernel of a stage of numba_flash is refused: it is no answer."""
+    run = cpu.run
+
+    def guarded(kernel, *arguments, **more):
+        if Path(function_of(kernel).__code__.co_filename).parent == Path(nf.__file__).parent / "stages":
+            name = function_of(kernel).__name__
+            raise Refused(f"Your file runs `{name}`, a stage of numba_flash. Here a kernel of your own is asked for.")
+        return run(kernel, *arguments, **more)
+
+    cpu.run = guarded
+    try:
+        yield
+    finally:
+        cpu.run = run
+
+
+# --- one input --------------------------------------------------------------------------------------------------------
+
+
+def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
+    """Run one input and enter what is wrong; False where it makes no sense to go on."""
+    sizes = exercise.all_sizes(trusted, inputs)
+    with nf.ledger() as bill:
+        got = ran(exercise, path, launch, name, inputs, criteria)
+    if got is None:
+        return False
+    own = not is_kernel(getattr(trusted, exercise.answer))
+    if own and not bill.launches:
+        raise Refused(
+            f"`{exercise.answer}` launched no kernel: its bill shows no loads and no stores. NumPy's answer is the "
+            "specification; here a kernel of your own is to give it, launched by nf.launch."
+        )
+    fault = criteria["correct"]["message"] or wrong(exercise, got, trusted, sizes, name, inputs)
+    if fault:
+        criteria["correct"] = {"passed": False, "message": fault}
+    over(exercise, bill, sizes, name, criteria, rows)
+    return not fault
+
+
+def ran(exercise, path, launch, name, inputs, criteria):
+    """The outputs, a tuple of arrays; None where strict mode stopped the launch, which is entered."""
+    given = [np.array(x) if isinstance(x, np.ndarray) else x for x in inputs]
+    try:
+        found = launch(*given)
+    except Refused:
+        raise
+    except errors.Unsupported as error:
+        raise Refused(f"The kernel cannot be run: {in_file(path, str(error))}.\n\n{ONLY}") from None
+    except (errors.SharedMemoryError, errors.OutOfMemory) as error:
+        raise Refused(f"{error}") from None
+    except errors.KernelError as error:
+        criteria["strict"] = {"passed": False, "message": stopped(exercise, path, error, name), "line": error.line}
+        return None
+    except SystemExit:
+        raise Refused(f"`{exercise.answer}` ends Python by sys.exit. Take that out.") from None
+    except MemoryError:
+        raise Refused(f"`{exercise.answer}` asks for more memory than check gives it.") from None
+    except Exception as error:
+        where = at_line(path, error)
+        raise Refused(f"It stops{where} for {name}, with {type(error).__name__}: {error!s:.300}") from None
+    for before, after, parameter in zip(inputs, given, function_of_inputs(exercise), strict=True):
+        if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
+            message = f"Your kernel changed {parameter}, its input, for {name}. Store to the result alone."
+            criteria["correct"] = {"passed": False, "message": message}
+    return found if isinstance(found, tuple) else (found,)
+
+
+def function_of_inputs(exercise):
+    code = exercise.trusted().specification.__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def in_file(path, message):
+    """An engine's message without the path of the file: the student knows which one it is."""
+    return message.replace(f"{path}, ", "")
+
+
+def stopped(exercise, path, error, name):
+    kind = type(error).__name__
+    likely = exercise.faults.get(f"{kind} {error.tensor}") or exercise.faults.get(kind) or FAULTS.get(kind, "")
+    said = in_file(path, str(error))
+    lines = {error.line, *map(int, re.findall(r"in line (\d+)", said))} if error.file == str(path) else set()
+    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    shown = "".join(f"    {number}  {text[number - 1].strip()}\n" for number in sorted(lines))
+    return f"{kind} for {name}. {said}.\n\n{shown}\nLikely: {likely}"
+
+
+# --- correctness ------------------------------------------------------------------------------------------------------
+
+
+def wrong(exercise, got, trusted, sizes, name, inputs):
+    """What is wrong with the outputs, or None."""
+    expected = truth_and_limit(trusted.specification, inputs)
+    if len(got) != len(expected):
+        return f"It returns {len(got)} arrays for {name}, expected {len(expected)}: {', '.join(exercise.outputs)}."
+    for output, x, (truth, limit) in zip(exercise.outputs, got, expected, strict=True):
+        if not isinstance(x, np.ndarray):
+            return f"{output} is {x!r:.60}, a {type(x).__name__}: return the array, nf.to_host({output})."
+        if x.shape != truth.shape or x.dtype != np.float32:
+            return f"{output} has shape {x.shape} and dtype {x.dtype}, expected {truth.shape} and float32."
+        bad = ~fits(x, truth, limit)
+        if bad.any():
+            return " ".join(explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got))
+    return None
+
+
+def fits(x, truth, limit):
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(truth), np.abs(x - truth) <= limit, x == truth)
+
+
+def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
+    """The sentences of the message: where, expected and got, what the wrong elements share, the likely mistake."""
+    at = tuple(map(int, np.argwhere(bad)[0]))
+    element = f"{output}[{', '.join(map(str, at))}]"
+    unwritten = x.view(np.uint32) == POISON * 0x01010101
+    if unwritten.all():
+        yield f"No element of {output} was written, for {name}. {element} should be {truth[at]:.6g}."
+        return
+    what = "was never written" if unwritten[at] else f"is {x[at]:.6g}"
+    yield f"{element} {what}, expected {truth[at]:.6g}, for {name}."
+    tile = place(exercise, at, sizes)
+    if tile:
+        yield tile
+    if not unwritten[at] and np.isfinite(x[at]) and np.isfinite(truth[at]):
+        yield f"(Rounding explains a difference of {limit[at]:.1e}.)"
+    count = f"{int(bad.sum()):,} of {bad.size:,} elements are wrong"
+    yield f"{count}{pattern(bad)}."
+    likely = known(exercise, inputs, got, limit)
+    if not likely and (unwritten & bad).any():
+        likely = exercise.faults.get("unwritten") or "an element is stored by no thread."
+    elif not likely:
+        likely = exercise.faults.get("wrong")
+    ratio = factor(x, truth, bad) if not likely or likely == exercise.faults.get("wrong") else None
+    if ratio:
+        yield f"All are {ratio:.4g} times what they should be."
+    if likely:
+        yield f"Likely: {likely}"
+
+
+def place(exercise, at, sizes):
+    """Where an element lies among the tiles: "That is in tile 2 (T = 8), in its row 3." """
+    sides = [(axis, sizes[side], side) for axis, side in enumerate(exercise.grid) if side and axis < len(at)]
+    if not sides:
+        return ""
+    tile = ", ".join(str(at[axis] // size) for axis, size, _ in sides)
+    inside = ", ".join(f"{('row', 'column')[axis]} {at[axis] % size}" for axis, size, _ in sides)
+    tile = f"({tile})" if len(sides) > 1 else tile
+    has = " × ".join(str(size) for _, size, _ in sides) + " rows" * (len(sides) == 1)
+    return f"That is {inside} of tile {tile}; a tile has {has}."
+
+
+def pattern(bad):
+    """What the places of the wrong elements have in common: the end of an axis, or a few rows or columns."""
+    if bad.all() or bad.ndim > 2:
+        return ""
+    for axis, noun in enumerate(("row", "column") if bad.ndim == 2 else ("element",)):
+        lines = bad.any(axis=1 - axis) if bad.ndim == 2 else bad
+        numbers = np.flatnonzero(lines)
+        if len(numbers) == 1 and lines.size > 2:
+            return f", all in {noun} {numbers[0]} of {lines.size}"
+        if len(numbers) < lines.size and numbers[-1] - numbers[0] + 1 == len(numbers) and lines[-1]:
+            return f", all from {noun} {numbers[0]} on, up to the end of {lines.size}"
+        if len(numbers) <= min(8, lines.size // 2):
+            return f", all in {noun}s {', '.join(map(str, numbers))}"
+    return ""
+
+
+def factor(x, truth, bad):
+    """The one number that all wrong elements are off by, or None."""
+    with np.errstate(all="ignore"):
+        ratios = (x / truth)[bad & (np.abs(truth) > 1e-3)]
+    if len(ratios) < 2 or not np.isfinite(ratios).all():
+        return None
+    return float(ratios[0]) if np.allclose(ratios, ratios[0], rtol=ALIKE) and abs(ratios[0]) > ALIKE else None
+
+
+def known(exercise, inputs, got, limit):
+    """The sentence of a known mistake whose outputs are these, or None."""
+    for mistake in exercise.mistakes:
+        with np.errstate(all="ignore"):
+            outputs = mistake.outputs(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if len(outputs) == len(got) and all(alike(x, y) for x, y in zip(got, outputs)):
+            return mistake.says
+    return None
+
+
+def alike(x, y):
+    y = np.asarray(y)
+    return x.shape == y.shape and np.allclose(x, y, rtol=ALIKE, atol=ALIKE * 1e-2, equal_nan=True)
+
+
+# --- the bill ---------------------------------------------------------------------------------------------------------
+
+
+def over(exercise, bill, sizes, name, criteria, rows):
+    """Enter the lines of the bill for this input; the first input, and the first at which a line is too high, stay."""
+    counted = {}
+    for tensors in bill.kernels.values():
+        for tensor, count in tensors.items():
+            for kind in ("loads", "stores", "atomics"):
+                counted[tensor, kind] = counted.get((tensor, kind), 0) + getattr(count, kind)
+    bounds = {(bound.tensor, bound.kind): bound for bound in exercise.bill}
+    total = ("total", "elements")
+    lines = [total] if total in bounds else [*bounds, *(key for key, n in counted.items() if n and key not in bounds)]
+    for key in lines:
+        bound = bounds.get(key)
+        moved = bill.elements if key == total else counted.get(key, 0)
+        most = bound.value(sizes) if bound else 0
+        row = {"tensor": key[0], "kind": key[1], "counted": moved, "bound": most, "input": name,
+               "formula": str(bound) if bound else "0"}  # fmt: skip
+        if moved > most and (key not in rows or rows[key]["counted"] <= rows[key]["bound"]):
+            rows[key] = row
+            likely = bound.likely if bound else f"{key[0]} has no {key[1]} in this exercise"
+            detail = largest(bill) if key == total else ""
+            more = f" = {row['formula']}, {moved / most:.3g} times as much" if most else ""
+            add(criteria["bill"], f"{key[0]} {key[1]} {moved:,}, at most {most:,}{more}, for {name}.{detail} "
+                f"Likely: {likely}.")  # fmt: skip
+        elif moved or most:
+            rows.setdefault(key, row)
+
+
+def add(verdict, message):
+    verdict["passed"] = False
+    verdict["message"] = "\n\n".join(filter(None, (verdict["message"], message)))
+
+
+def largest(bill):
+    """The lines of a bill that move most, as a sentence."""
+    lines = [
+        (getattr(count, kind), f"{tensor} {kind}")
+        for tensors in bill.kernels.values()
+        for tensor, count in tensors.items()
+        for kind in ("loads", "stores", "atomics")
+        if getattr(count, kind)
+    ]
+    return " Most of it: " + ", ".join(f"{what} {number:,}" for number, what in sorted(lines, reverse=True)[:3]) + "."
+
+
+# --- the process that the sandbox starts ------------------------------------------------------------------------------
+
+
+def limit_memory(size):
+    """Bytes of data that this process may have, where the system can say no."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    except (ImportError, AttributeError, OSError, ValueError):  # Windows; a system that cannot
+        pass
+
+
+def main(name, path, result, memory):
+    limit_memory(int(memory))
+    sys.argv = [path]
+    with open(result, "w", encoding="utf-8", buffering=1) as file:
+
+        def tell(**event):
+            print(json.dumps(event), file=file, flush=True)
+
+        tell(verdict=judge(EXERCISES[name], path, tell))
+    sys.stdout.flush()
+    os._exit(0)  # nothing that the file left behind, such as a thread, keeps this process
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,375 @@
+"""`python -m numba_flash check`: what it says to every kind of file, and that it survives each."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from numba_flash import __main__ as cli
+from numba_flash.course import check, sandbox
+from numba_flash.course.exercise import folder, hole, with_hole
+from numba_flash.course.exercises import EXERCISES
+from numba_flash.course.judge import judge
+
+GUARD = EXERCISES["00_guard"]
+unix_only = pytest.mark.skipif(sys.platform == "win32", reason="processes of Unix")
+
+
+@pytest.fixture(autouse=True)
+def as_in_the_sandbox(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
+    monkeypatch.setenv("NUMBA_FLASH_STRICT", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys):
+    """The command in this process -> exit status, standard output, standard error."""
+
+    def run(*arguments):
+        try:
+            status = cli.main(["check", *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def plain(text):
+    return " ".join(text.split())
+
+
+def answer(text, name="00_guard.py"):
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path.resolve()
+
+
+def solved(old="", new="", exercise=GUARD):
+    assert old in exercise.solution
+    return exercise.solution.replace(old, new) if old else exercise.solution
+
+
+def numbered(says):
+    """{text} or {text+1} becomes the number of the line of the solution that holds it, or of the next."""
+
+    def number(match):
+        text, _, more = match[1].partition("+")
+        return str(next(at for at, line in enumerate(solved().splitlines(), 1) if text in line) + int(more or 0))
+
+    return re.sub(r"{(.+?)}", number, says)
+
+
+# --- what is no answer ------------------------------------------------------------------------------------------------
+
+
+def test_files_that_cannot_be_found_name_the_exercises(run):
+    Path("empty").mkdir()
+    for notes in ("notes.txt", "notes.py"):
+        Path(notes).write_text("no exercise")
+    for name, says in (
+        ("nothing.py", "nothing.py: there is no such file, and no exercise of that name"),
+        ("deep/00_guard.py", "deep/00_guard.py: there is no such file. The exercises"),
+        ("empty", "empty is a folder without an exercise in it"),
+        ("notes.txt", "notes.txt is no Python file"),
+        ("notes.py", "notes.py is no exercise"),
+    ):
+        status, out, err = run(name)
+        assert (status, out) == (2, "")
+        assert says in err and "00_guard, 00_reduce" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "The file is empty"),
+        (b" \n\n", "The file is empty"),
+        (b"x = '\xff\xfe'", "not text in UTF-8 (byte 5 is 0xff)"),
+        (b"\x00\x01", "not Python that can be run"),
+        (b"def add(X:\n    pass\n", "Line 1 is not Python that can be run"),
+        (b"x = 1\n  y = 2\n", "Line 2 is not Python that can be run: unexpected indent. 2 y = 2"),
+        (b"x = " + b"(" * 5000, "not Python that can be run"),
+        (b"#" * (check.LARGEST + 1), "more than 1,000,000 bytes"),
+    ],
+)
+def test_files_that_are_no_python_are_not_run(run, monkeypatch, data, says):
+    monkeypatch.setattr(sandbox, "run", None)
+    Path("00_guard.py").write_bytes(data)
+    status, out, err = run("00_guard.py")
+    assert status == 1 and err == ""
+    assert says in plain(out) and "Not passed yet" in out
+
+
+# --- what cannot be judged --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            solved("import numpy as np", "import numpy as np\nimport torchvision9"),
+            "imports 'torchvision9' in line {import numpy+1}, which",
+        ),
+        (solved("B = 64", "B = undefined + 64"), "stops in line {B = 64} with NameError: name 'undefined'"),
+        (solved("B = 64", "import sys\nsys.exit(0)\nB = 64"), "ends Python by sys.exit in line {B = 64+1}"),
+        (solved("B = 64", "exit()\nB = 64"), "ends Python by sys.exit in line {B = 64}"),
+        (solved("B = 64", "raise KeyboardInterrupt"), "stops in line {B = 64} with KeyboardInterrupt"),
+        (
+            solved("def add(X, Y, Z, factor)", "def add(X, Y, factor, Z)"),
+            "takes (X, Y, factor, Z) in your file, and (X, Y, Z",
+        ),
+        (
+            solved("def add(X, Y, Z, factor)", "def plus(X, Y, Z, factor)"),
+            "There is no `add` in your file. Keep that name",
+        ),
+        (solved("@cuda.jit\n", ""), "`add` is no kernel: it needs `@cuda.jit`"),
+        (solved("@cuda.jit\n", "@cuda.jit(device=True)\n"), "`add` is a device function"),
+        (solved("B = 64", "B = 32"), "B is 32 in your file and 64 in the exercise"),
+        (
+            solved("i = cuda.grid(1)", "i = cuda.grid(1)\n    print([1, 2])"),
+            "The kernel cannot be run: add (line {i = cuda+1})",
+        ),
+        (
+            solved("Z[i] = factor * X[i] + Y[i]", "Z[i] = specification(X, Y, factor)"),
+            "The kernel cannot be run: add (line {Z[i]})",
+        ),
+        (solved("Z[i] = factor * X[i] + Y[i]", "Z[:] = factor * X + Y"), "The kernel cannot be run: add (line {Z[i]})"),
+        (solved("if i < X.shape[0]", "if i < X.shape[3]"), "cannot be run"),
+        ("print('all else is gone')", "There is no `add` in your file"),
+    ],
+)
+def test_answers_that_cannot_be_judged(text, says):
+    path = answer(text)
+    verdict = judge(GUARD, path)
+    assert not verdict["passed"]
+    assert numbered(says) in verdict["message"]
+    assert "Traceback" not in verdict["message"] and str(path.parent) not in verdict["message"]
+
+
+def test_an_answer_that_writes_to_its_input():
+    exercise = EXERCISES["00_guard"]
+    verdict = judge(exercise, answer(solved("Z[i] = factor", "X[i] = 2 * X[i]\n        Z[i] = factor")))
+    assert "Your kernel changed X, its input" in verdict["criteria"]["correct"]["message"]
+
+
+def test_numpy_in_place_of_a_kernel():
+    exercise = EXERCISES["05_attention"]
+    text = with_hole(exercise.solution, ["def attention(Q, K, V, scale):", "    return specification(Q, K, V, scale)"])
+    verdict = judge(exercise, answer(text, "05_attention.py"))
+    assert "launched no kernel: its bill shows no loads" in verdict["message"]
+    text = with_hole(exercise.solution, ["def attention(Q, K, V):", "    return Q"])
+    assert "takes (Q, K, V) in your file" in judge(exercise, answer(text, "05_attention.py"))["message"]
+
+
+# --- the process of its own -------------------------------------------------------------------------------------------
+
+
+def sandboxed(text, seconds=40, exercise=GUARD):
+    return sandbox.run(exercise, answer(text, f"{exercise.name}.py"), seconds)
+
+
+def test_a_right_answer_that_prints_megabytes(run):
+    path = answer(
+        solved() + "\nprint('hello')\nfor _ in range(40_000):\n    print('x' * 99)\nopen('left_over.txt', 'w')\n"
+    )
+    started = time.monotonic()
+    status, out, _ = run(path)
+    assert status == 0 and "Passed." in out
+    assert time.monotonic() - started < 40
+    assert "Your file printed, the beginning of 4.00 MB:" in out and "hello" in out
+    assert len(out) < 5000 and max(map(len, out.splitlines())) <= 80
+    assert os.listdir() == ["00_guard.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "during"),
+    [
+        (solved("B = 64", "import time\nwhile True:\n    time.sleep(0.1)"), "while your file was imported"),
+        (
+            solved("if i < X.shape[0]:", "while i >= 0:\n        i += 0 * i\n    if i < 0:"),
+            "in the launch for N = 1000",
+        ),
+    ],
+)
+def test_an_answer_that_never_ends_is_stopped(text, during):
+    started = time.monotonic()
+    verdict = sandboxed(text, seconds=6)
+    assert time.monotonic() - started < 12
+    assert not verdict["passed"]
+    assert "It was stopped after 6 s" in verdict["message"] and during in verdict["message"]
+
+
+@unix_only
+def test_what_an_answer_starts_is_stopped_with_it():
+    children = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "escaped = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'], start_new_session=True)\n"
+        "print(child.pid, flush=True)\nos._exit(3)\nB = 64"
+    )
+    started = time.monotonic()
+    verdict = sandboxed(solved("B = 64", children))
+    assert time.monotonic() - started < 7  # nobody waits for who escaped with the pipe in its hand
+    assert "Python ended while your file was imported, with exit status 3" in verdict["message"]
+    assert "os._exit" in verdict["message"]
+    with pytest.raises(ProcessLookupError):
+        for _ in range(50):
+            os.kill(int(verdict["printed"]), 0)
+            time.sleep(0.1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a memory limit that the system keeps")
+def test_an_answer_that_wants_too_much_memory_or_an_answer_from_the_keyboard():
+    verdict = sandboxed(solved("B = 64", "everything = np.ones(10**10)\nB = 64"))
+    assert numbered("asks for more memory than check gives it in line {B = 64}") in verdict["message"]
+    verdict = sandboxed(solved("B = 64", "input('your name: ')\nB = 64"))
+    assert numbered("waits for input in line {B = 64}") in verdict["message"]
+
+
+def test_ctrl_c_stops_the_answer_too(monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            if not started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sandboxed(solved("B = 64", "import time\ntime.sleep(600)\nB = 64"))
+    assert started[0].returncode is not None
+
+
+# --- hints, lists, copies, grades -------------------------------------------------------------------------------------
+
+
+def test_without_a_file_it_lists_the_exercises(run):
+    status, out, _ = run()
+    assert status == 0
+    assert all(name in out for name in EXERCISES)
+    assert max(map(len, out.splitlines())) <= 80
+    status, out, _ = run("--json")
+    assert [entry["exercise"] for entry in json.loads(out)] == list(EXERCISES)
+
+
+def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
+    hints = GUARD.hints
+    for number in (1, 2, 3, 9):
+        status, out, _ = run("00_guard", "--hint", number)
+        assert status == 0
+        assert [plain(hint) in plain(out) for hint in hints] == [at < number for at in range(3)]
+        assert "Z[i] = factor * X[i] + Y[i]" not in out
+    status, out, _ = run("00_guard", "--solution")
+    assert status == 0 and all(line.strip() in out for line in hole(GUARD.solution)[1])
+    assert run("--hint", 1)[0] == 2 and "needs the exercise" in run("--solution")[2]
+    assert run("00_guard", "--hint", 0)[0] == 2
+
+
+def test_copies_to_work_on_that_overwrite_nothing(run):
+    answer("# mine", "work/00_guard.py")
+    status, out, _ = run("--copy", "work")
+    assert status == 0 and f"{len(EXERCISES) - 1} exercises; 1 were there" in out
+    assert Path("work/00_guard.py").read_text() == "# mine"
+    assert Path("work/03_tile.py").read_bytes() == EXERCISES["03_tile"].file.read_bytes()
+    assert sorted(file.stem for file in Path("work").iterdir()) == sorted(EXERCISES)
+    status, _, err = run("--copy", "work/00_guard.py")
+    assert status == 2 and "name a folder" in err
+
+
+def test_json_does_not_overwrite_an_answer(run):
+    path = answer(solved())
+    status, _, err = run("--json", "00_guard.py")
+    assert status == 2 and "is a Python file" in err
+    assert path.read_text(encoding="utf-8") == GUARD.solution
+
+
+def test_notes_on_a_hole_and_on_another_specification():
+    unsolved = GUARD.file.read_text(encoding="utf-8")
+    number, _ = hole(unsolved)
+    assert check.remarks(GUARD, unsolved) == [f"The hole in line {number} is as it was: your code goes there."]
+    assert check.remarks(GUARD, solved()) == []
+    (note,) = check.remarks(GUARD, solved("return factor * X + Y", "return X"))
+    assert "check has its own" in note
+    assert check.remarks(GUARD, "pass") == []
+
+
+def test_who_works_where_the_exercises_are_is_judged_like_others(run, monkeypatch):
+    """The exercise's own file holds an answer then: it is no measure of what the hole was, and no source of copies."""
+    mine = answer(solved())
+    monkeypatch.setitem(vars(GUARD), "file", mine)
+    status, out, _ = run("00_guard")
+    assert status == 0 and "The hole" not in out
+    assert run("00_guard", "--copy", "again")[0] == 0
+    assert Path("again/00_guard.py").read_text(encoding="utf-8") == GUARD.unsolved
+
+
+def test_a_warning_of_python_about_a_file_is_not_shown(run, recwarn, monkeypatch):
+    monkeypatch.setattr(sandbox, "run", lambda *_: {"passed": True, "message": None, "criteria": {}, "seconds": 0})
+    answer("x = '\\d'\n" + solved())
+    assert check.verdict_on(Path("00_guard.py"), 1)["passed"]
+    assert not recwarn.list
+
+
+def test_names_of_files_and_folders(run):
+    assert check.named(Path("class/ada/02_scores.py")).name == "02_scores"
+    assert check.named(Path("02_scores-ada.py")).name == "02_scores"
+    assert check.named(Path("ada_02_scores_v2.py")).name == "02_scores"
+    assert check.named(Path("102_scores.py")) is None and check.named(Path("02_scoresheet.py")) is None
+    assert check.found("02_scores") == [EXERCISES["02_scores"].file] == check.found("02_scores.py")
+    mine = answer(solved(), "02_scores.py")
+    assert [file.resolve() for file in check.found("02_scores")] == [mine]
+    assert check.exercise_of(answer(solved(), "answer.py")) is GUARD
+    answer("", "class/solutions/00_guard.py")
+    assert check.found("class/solutions") == [Path("class/solutions/00_guard.py")]
+    assert len(check.found(str(folder()))) == len(EXERCISES)
+
+
+def test_a_class_is_graded_in_one_call(run):
+    answer(solved(), "class/ada/00_guard.py")
+    answer(solved("factor * X[i] + Y[i]", "X[i] + Y[i]"), "class/bob/00_guard.py")
+    answer("def add(", "class/eve/00_guard.py")
+    answer("", "class/eve/helpers.py")
+    status, out, _ = run("class", "--json", "grades.json")
+    assert status == 1 and "1 of 3 passed" in plain(out)
+    ada, bob, eve = json.loads(Path("grades.json").read_text(encoding="utf-8"))
+    assert (
+        ada["passed"] and ada["exercise"] == "00_guard" and ada["file"].endswith("ada/00_guard.py".replace("/", os.sep))
+    )
+    assert [ada["criteria"][name]["passed"] for name in ("correct", "strict", "bill")] == [True] * 3
+    assert ada["seconds"] < 15 and ada["criteria"]["bill"]["rows"][0]["counted"] == 1000
+    assert bob["passed"] is False and "the factor is left out" in bob["criteria"]["correct"]["message"]
+    assert eve["passed"] is False and "Line 1 is not Python" in eve["message"]
+
+
+def test_the_report_of_a_wrong_answer(run):
+    path = answer(solved("factor * X[i] + Y[i]", "X[i] + Y[i]"))
+    status, out, err = run(path)
+    assert status == 1 and err == ""
+    says = "Likely: That is X + Y: the factor is left out."
+    for part in ("00_guard", "correct NO", "strict yes", "bill yes", "Z[0] is", "N = 1000", says, "00_guard --hint 1"):
+        assert part in plain(out)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_constants_of_the_launch_stay_as_they_are():
+    exercise = EXERCISES["06_no_matrix"]
+    verdict = judge(exercise, answer(solved("B, d = 32, 8", "B, d = 32, 16", exercise), "06_no_matrix.py"))
+    assert "d is 16 in your file and 8 in the exercise" in verdict["message"]
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    path = answer(GUARD.unsolved)
+    command = [sys.executable, "-m", "numba_flash", "check", str(path)]
+    environment = sandbox.environment() | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 1 and done.stderr == b""
+    assert done.stdout.isascii() and b"No element of Z was written" in done.stdout

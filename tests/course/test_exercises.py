@@ -1,0 +1,121 @@
+"""The exercises themselves: their files, their bills, and every solution, unsolved file and wrong answer, judged."""
+
+import ast
+import re
+
+import numpy as np
+import pytest
+
+from numba_flash.course.exercise import folder, hole, with_hole
+from numba_flash.course.exercises import EXERCISES
+from numba_flash.course.judge import judge
+
+from .wrong import WRONG
+
+ALL = pytest.mark.parametrize("name", EXERCISES)
+
+
+@pytest.fixture(autouse=True)
+def as_in_the_sandbox(monkeypatch):
+    monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
+    monkeypatch.setenv("NUMBA_FLASH_STRICT", "1")
+
+
+def test_there_is_one_for_each_lesson_and_a_file_for_each():
+    assert {exercise.lesson for exercise in EXERCISES.values()} == {f"{number:02}" for number in range(12)}
+    for where in (folder(), folder() / "solutions"):
+        assert {file.stem for file in where.glob("*.py")} == set(EXERCISES)
+
+
+@ALL
+def test_exercise_and_solution_differ_in_the_hole_alone(name):
+    exercise = EXERCISES[name]
+    unsolved = exercise.file.read_text(encoding="utf-8")
+    _, filling = hole(exercise.solution)
+    assert unsolved == exercise.unsolved != exercise.solution == with_hole(unsolved, filling)
+    assert exercise.lines == len([line for line in filling if line.strip()])
+
+
+@ALL
+def test_the_text_names_its_lesson_its_bill_and_its_check(name):
+    exercise = EXERCISES[name]
+    text = ast.get_docstring(ast.parse(exercise.solution))
+    lesson = next((folder().parent).glob(f"{exercise.lesson}_*.py")).read_text(encoding="utf-8")
+    assert f'this.part("{exercise.part}")' in lesson
+    assert f"python -m numba_flash check {name}\n" in text
+    for bound in exercise.bill:
+        if bound.formula != "0" and bound.tensor != "total":
+            assert re.search(rf"^    {bound.tensor} +{bound.kind} +{re.escape(str(bound))}$", text, re.M), bound
+    assert all(hint[-1] in ".?)" for hint in (*exercise.hints, *(mistake.says for mistake in exercise.mistakes)))
+    assert len(exercise.hints) == 3 and len(WRONG[name]) >= 3
+
+
+@ALL
+def test_known_mistakes_differ_from_the_truth_and_from_each_other(name):
+    """On the inputs together: a mistake that is no mistake would explain a right answer."""
+    exercise = EXERCISES[name]
+    truth = exercise.trusted().specification
+    found = {}
+    for mistake in exercise.mistakes:
+        outputs = []
+        with np.errstate(all="ignore"):
+            for _, inputs in exercise.inputs():
+                pairs = (x if isinstance(x, tuple) else (x,) for x in (mistake.outputs(*inputs), truth(*inputs)))
+                outputs += [(np.asarray(a, np.float64), np.asarray(b)) for a, b in zip(*pairs, strict=True)]
+        assert any(not np.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in outputs), mistake.says
+        key = b"".join(np.round(a, 4).tobytes() for a, _ in outputs)
+        assert found.setdefault(key, mistake.says) == mistake.says
+
+
+@pytest.mark.course
+@ALL
+def test_a_solution_passes_and_its_bill_is_the_bound(name):
+    exercise = EXERCISES[name]
+    verdict = judge(exercise, folder() / "solutions" / f"{name}.py")
+    assert verdict["passed"] and verdict["message"] is None
+    rows = verdict["criteria"]["bill"]["rows"]
+    assert {(row["tensor"], row["kind"]) for row in rows} == {
+        (b.tensor, b.kind) for b in exercise.bill if b.formula != "0"
+    }
+    if name not in ("04_merge", "05_rescale", "05_attention"):  # who has no key loads no O; who keeps L stores it, too
+        assert all(row["counted"] == row["bound"] for row in rows)
+
+
+RIGHT_REASON = {
+    "00_reduce": "correct: nothing was added",
+    "03_tile": "correct: S[0, 0] is 0",
+    "05_rescale": "correct: O[0, 0] is 0",
+    "05_attention": "message: launched no kernel",
+    "08_skip": "bill: `keys` is too large",
+    "10_blocks": "strict: no thread loaded",
+}
+
+
+@pytest.mark.course
+@ALL
+def test_an_unsolved_file_fails_for_the_right_reason(name):
+    exercise = EXERCISES[name]
+    expect(judge(exercise, exercise.file), RIGHT_REASON.get(name, "correct: No element of "))
+
+
+@pytest.mark.course
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, at) for name, answers in WRONG.items() for at in range(len(answers))]
+)
+def test_a_wrong_answer_gets_a_message_that_teaches(tmp_path, name, number):
+    old, new, says = WRONG[name][number]
+    exercise = EXERCISES[name]
+    assert old in exercise.solution
+    file = tmp_path / f"{name}.py"
+    file.write_text(exercise.solution.replace(old, new), encoding="utf-8")
+    expect(judge(exercise, file), says)
+
+
+def expect(verdict, says):
+    """That the criterion before the colon failed, and that its message has all parts between the bars."""
+    criterion, _, parts = says.partition(": ")
+    assert not verdict["passed"]
+    failed = [name for name, found in verdict["criteria"].items() if found["passed"] is False]
+    message = verdict["message"] or verdict["criteria"][failed[0]]["message"]
+    assert criterion == ("message" if verdict["message"] else failed[0]), message
+    assert all(part in message for part in parts.split("|")), message

@@ -1,0 +1,260 @@
+"""Wrong answers, as students write them: text of a solution that becomes another, and what the message must teach."""
+
+BARRIER = "cuda.syncthreads()"
+TILES_DONE = f"        {BARRIER}\n        # --- end"
+SKIP = "        if block_mask[cuda.blockIdx.x, j // Bc] == 0:\n            continue\n"
+LOADS = f"""        for e in range(r, min(Bc, N_k - j) * d, Br):
+            K_j[e // d, e % d] = K[j + e // d, e % d]
+            V_j[e // d, e % d] = V[j + e // d, e % d]
+        {BARRIER}
+"""
+HOST = """    O = nf.empty(Q.shape, np.float32)
+    nf.launch(make_forward(Q.shape[1]), -(-len(Q) // Br), Br, Q, K, V, O, scale)
+    return nf.to_host(O)"""
+
+# exercise: [(old text, new text, what the message says)], the criterion that fails first before a colon
+WRONG = {
+    "00_guard": [
+        (
+            "if i < X.shape[0]:",
+            "if True:",
+            "strict: OutOfBounds|the guard is missing|Z[i] = factor * X[i] + Y[i]|X, axis 0",
+        ),
+        ("cuda.grid(1)", "cuda.threadIdx.x", "strict: RaceDetected|cuda.threadIdx.x was taken for the thread's number"),
+        (
+            "i < X.shape[0]:",
+            "i < X.shape[0] - 1:",
+            "correct: Z[999] was never written|element 999|guard keeps too many",
+        ),
+        ("factor * X[i] + Y[i]", "X[i] + Y[i]", "correct: the factor is left out"),
+        ("i < X.shape[0]:", "i <= X.shape[0]:", "strict: OutOfBounds|lets one thread too many through"),
+        (
+            "Z[i] = factor * X[i] + Y[i]",
+            "Z[i] = factor * X[i]\n        Z[i] = Z[i] + Y[i]",
+            "bill: Z loads 1,000|no loads",
+        ),
+    ],
+    "00_reduce": [
+        (
+            f"    {BARRIER}\n    while",
+            "    while",
+            "strict: RaceDetected|Two are needed|  tile[tx] += tile[tx + half]",
+        ),
+        (f"        {BARRIER}\n        half", "        half", "strict: RaceDetected|a barrier is missing"),
+        (
+            f"        {BARRIER}\n        half",
+            f"            {BARRIER}\n        half",
+            "strict: BarrierDivergence|inside `if tx",
+        ),
+        ("while half > 0:", "while half > 1:", "correct: that with half = 1"),
+        ("if tx < half:", "if tx <= half:", "strict: |tx"),
+    ],
+    "01_fuse": [
+        ("math.exp(S[i] - m) / l\n    # --- end", "math.exp(S[i] - m)\n    # --- end", "correct: not divided by l yet"),
+        ("math.exp(S[i] - m) / l\n    # --- end", "math.exp(S[i]) / l\n    # --- end", "correct: m is not subtracted"),
+        (
+            "P[i] = math.exp(S[i] - m) / l\n    # --- end",
+            "P[i] = S[i] - m\n        P[i] = math.exp(P[i]) / l\n    # --- end",
+            "bill: P stores 600|at most 300 = N|P loads 300|a register",
+        ),
+    ],
+    "02_scores": [
+        ("acc * scale", "acc", "correct: not multiplied by scale"),
+        ("j, i = cuda.grid(2)", "i, j = cuda.grid(2)", "correct: never written|all from column 32|gives x first"),
+        ("acc += Q", "acc = Q", "correct: `acc` is replaced"),
+        ("range(Q.shape[1])", "range(Q.shape[1] - 1)", "correct: ends one step too early"),
+        (
+            "acc = float32(0)\n        for t in range(Q.shape[1]):\n            acc += Q[i, t] * K[j, t]\n"
+            "        S[i, j] = acc * scale",
+            "S[i, j] = 0\n        for t in range(Q.shape[1]):\n            S[i, j] += Q[i, t] * K[j, t] * scale",
+            "bill: S stores 14,000, at most 1,000 = N·N_k|in a variable",
+        ),
+        (
+            "acc = float32(0)\n        for t in range(Q.shape[1]):\n            acc += Q[i, t] * K[j, t]\n"
+            "        S[i, j] = acc * scale",
+            "for t in range(Q.shape[1]):\n            S[i, j] += Q[i, t] * K[j, t] * scale",
+            "strict: UninitializedRead|Let it grow in a variable",
+        ),
+    ],
+    "02_softmax": [
+        ("            m = max(m, S[i, j])\n", "            m = float32(0)\n", "correct: maximum is not subtracted"),
+        (
+            "m = float32(-math.inf)\n        for",
+            "m = float32(0)\n        for",
+            "correct: m begins at 0|all in rows 2,",
+        ),
+        ("        if l == float32(0):\n            l = float32(1)\n", "", "correct: -∞ alone became nan|rows 4"),
+        (
+            "        if m == float32(-math.inf):\n            m = float32(0)\n",
+            "",
+            "correct: -∞ alone became nan|rows 4",
+        ),
+        ("math.exp(S[i, j] - m) / l\n", "math.exp(S[i, j] - m)\n", "correct: not divided by their sum"),
+        (
+            "P[i, j] = math.exp(S[i, j] - m) / l",
+            "P[i, j] = math.exp(S[i, j] - m)\n            P[i, j] = P[i, j] / l",
+            "bill: P stores|P loads|divide before you store",
+        ),
+    ],
+    "03_tile": [
+        (
+            f"        {BARRIER}\n        for t",
+            "        for t",
+            "strict: RaceDetected|a barrier is missing|  acc += Q_i[ty, t] * K_j[tx, t]",
+        ),
+        (TILES_DONE, "        # --- end", "strict: RaceDetected|a barrier is missing"),
+        ("* K_j[tx, t]", "* K_j[ty, t]", "correct: yours is tx"),
+        ("cuda.blockIdx.x * T + ty, t0", "col, t0", "correct: row ty of the tile belongs to key"),
+        ("range(0, Q.shape[1], T)", "range(0, Q.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
+        ("* K_j[tx, t]", "* load_or_zero(K, col, t0 + t)", "bill: K loads|N_k·d·⌈N/T⌉|use K_j[tx, t]"),
+        ("load_or_zero(Q, row, t0 + tx)", "Q[row, t0 + tx]", "strict: OutOfBounds|load with load_or_zero"),
+    ],
+    "03_output": [
+        ("range(0, P.shape[1], T)", "range(0, P.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
+        ("V_j[j, tx]", "V_j[tx, j]", "correct: its rows are keys"),
+        (f"        {BARRIER}\n    if row", "    if row", "strict: RaceDetected|a barrier is missing"),
+        ("P_ij[ty, j] * ", "load_or_zero(P, row, j0 + j) * ", "bill: P loads|N·N_k·⌈d/T⌉|use P_ij[ty, j]"),
+        (
+            "if row < O.shape[0] and col < O.shape[1]:",
+            "if row < P.shape[1] and col < O.shape[1]:",
+            "strict: OutOfBounds|guard",
+        ),
+    ],
+    "04_online": [
+        ("lO_i = lO_i * old + p", "lO_i = lO_i + p", "correct: l·O is not rescaled"),
+        ("l_i = l_i * old + p\n", "l_i = l_i + p\n", "correct: l is not rescaled"),
+        ("m_i = float32(-math.inf)", "m_i = float32(0)", "correct: m begins at 0"),
+        ("lO_i / l_i if l_i != float32(0) else float32(0)", "lO_i / l_i", "correct: l is 0, and 0/0 is nan"),
+        ("O[i] = lO_i / l_i if", "O[i] = lO_i if", "correct: it is not divided by l"),
+        (
+            "s = S[i, j]\n            m_new = max(m_i, s)",
+            "s = S[i, j]\n            m_new = max(m_i, S[i, j])",
+            "bill: S loads",
+        ),
+    ],
+    "04_merge": [
+        (
+            "part_1 * O_1[i, t] + part_2",
+            "weight(a, m_new) * O_1[i, t] + weight(b, m_new)",
+            "correct: multiply by it first",
+        ),
+        (
+            "/ l_new if l_new != float32(0) else float32(0)",
+            "/ l_new",
+            "correct: 0/0",
+        ),
+        ("m_new = max(a, b)", "m_new = a", "correct: where m_2 is larger"),
+        ("part_1 = weight(a, m_new) * l_1[i]", "part_1 = l_1[i]", "correct: Part 1 is not brought"),
+        ("m[i] = m_new", "pass", "correct: No element of m was written"),
+    ],
+    "05_rescale": [
+        ("(l_old * O[i, t] +", "(l[i] * O[i, t] +", "correct: The old O is not rescaled"),
+        ("l_old = weight(m_i, m_new) * l[i]", "l_old = l[i]", "correct: The old l and O are not rescaled"),
+        ("+ new * acc) / l_new", "+ acc) / l_new", "correct: are wrong"),
+        ("l_old * O[i, t]", "weight(m_i, m_new) * O[i, t]", "correct: taken for l·O"),
+        (
+            "range(keys):\n            m_tile",
+            "range(Bc):\n            m_tile",
+            "strict: UninitializedRead|the last tile has fewer",
+        ),
+        ("/ l_new if l_new != float32(0) else float32(0)", "/ l_new", "correct: 0/0 is nan"),
+    ],
+    "05_attention": [
+        (
+            f"            {BARRIER}\n            m_new",
+            "            m_new",
+            "strict: RaceDetected|after the loads of K_j and V_j",
+        ),
+        ("O_i[t] *= old", "O_i[t] *= float32(1)", "correct: rescaled when m grows"),
+        ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
+        ("Br, Bc = 32, 16", "Br, Bc = 8, 16", "bill: total elements|2·N_k·d·⌈N/Br⌉|K loads|times as much"),
+        (
+            HOST,
+            "    return specification(Q, K, V, scale)",
+            "message: launched no kernel: its bill shows no loads",
+        ),
+        (
+            HOST,
+            "    return nf.attention(Q, K, V, scale=scale)",
+            "message: a stage of numba_flash",
+        ),
+    ],
+    "06_no_matrix": [
+        ("p = math.exp(s * scale - m)", "p = math.exp(s - m)", "correct: in the second pass"),
+        ("O[i, t] = O_i[t] / l", "O[i, t] = O_i[t]", "correct: not divided by l"),
+        ("s += Q_i[t] * K[j, t]", "s += Q[i, t] * K[j, t]", "bill: Q loads|use Q_i, in registers"),
+        ("O_i[t] += p", "O_i[t] = p", "correct: replaced, not added to"),
+    ],
+    "07_delta": [
+        ("D_i += dO[i, t] * O[i, t]", "D_i += O[i, t]", "correct: dO is left out"),
+        ("if i < O.shape[0]:", "if True:", "strict: OutOfBounds|the guard is missing"),
+        (
+            "D_i = float32(0)\n        for t in range(O.shape[1]):\n            D_i += dO[i, t] * O[i, t]\n        "
+            "D[i] = D_i",
+            "D[i] = 0\n        for t in range(O.shape[1]):\n            D[i] += dO[i, t] * O[i, t]",
+            "bill: D stores|D loads|add up in a variable",
+        ),
+        ("D_i += dO[i, t] * O[i, t]", "D_i = dO[i, t] * O[i, t]", "correct: Only the last column counts"),
+    ],
+    "07_recompute": [
+        ("s * scale - L[i]", "s - L[i]", "correct: not multiplied by scale"),
+        ("(dp - D[i])", "dp", "correct: D is not subtracted"),
+        ("s * scale - L[i]", "s * scale + L[i]", "correct: L has the wrong sign"),
+        ("p * (dp - D[i])", "p * (dp - D[i]) * scale", "correct: The scale comes in later"),
+        ("dp += dO[i, t] * V[j, t]", "dp += dO[j, t] * V[j, t]", "strict: OutOfBounds|are queries, i"),
+    ],
+    "08_causal": [
+        ("j <= i + N_k - N:", "j <= i:", "correct: The last query belongs to the last key"),
+        ("j <= i + N_k - N:", "j < i + N_k - N:", "correct: ≤ and not <"),
+        ("float32(-math.inf)", "float32(-1e9)", "correct: a large negative number here"),
+        (
+            "        if j <= i + N_k - N:\n            acc = float32(0)\n            for t in range(Q.shape[1]):\n"
+            "                acc += Q[i, t] * K[j, t]\n            S[i, j] = acc * scale\n        else:",
+            "        acc = float32(0)\n        for t in range(Q.shape[1]):\n            acc += Q[i, t] * K[j, t]\n"
+            "        S[i, j] = acc * scale\n        if j > i + N_k - N:",
+            "bill: Q loads|seen·d|ask first, then multiply|S stores",
+        ),
+        ("        else:\n            S[i, j] = float32(-math.inf)\n", "", "correct: a hidden score must be stored"),
+    ],
+    "08_skip": [
+        (
+            "last = min(cuda.blockIdx.x * Br + Br, N) - 1",
+            "last = cuda.blockIdx.x * Br",
+            "correct: what the first query of the tile sees",
+        ),
+        ("max(0, last + 1 + N_k - N)", "min(last + 1, N_k)", "correct: N_k - N is missing"),
+        ("max(0, last + 1 + N_k - N)", "N_k", "bill: K loads 1,480, at most 936|`keys` is too large"),
+        ("max(0, last + 1 + N_k - N)", "max(0, i + 1 + N_k - N)", "strict: |the same for all threads"),
+        (
+            "last = min(cuda.blockIdx.x * Br + Br, N) - 1",
+            "last = cuda.blockIdx.x * Br + Br - 1",
+            "strict: OutOfBounds|larger than N_k",
+        ),
+    ],
+    "09_dropout": [
+        ("(z * dP[h, i, j] - D[h, i])", "(dP[h, i, j] - D[h, i])", "correct: Z is left out"),
+        ("(z * dP[h, i, j] - D[h, i])", "z * (dP[h, i, j] - D[h, i])", "correct: Z multiplies D, too"),
+        ("keep(seed, p_drop, h, i, j)", "keep(seed, p_drop, 0, i, j)", "correct: the Z of head 0"),
+        ("keep(seed, p_drop, h, i, j)", "keep(seed, p_drop, h, j, i)", "correct: exchanged"),
+        (
+            "keep(seed, p_drop, h, i, j)",
+            "keep(seed, p_drop, h, cuda.threadIdx.y, cuda.threadIdx.x)",
+            "correct: it depends on the tiles",
+        ),
+    ],
+    "10_blocks": [
+        (SKIP, "", "correct: The mask is not asked"),
+        ("            continue\n", "            break\n", "correct: `continue` goes on to the next"),
+        ("cuda.blockIdx.x, j // Bc]", "cuda.blockIdx.x, j]", "strict: OutOfBounds|its column is j // Bc"),
+        ("range(r, min(Bc, N_k - j) * d, Br)", "range(r, Bc * d, Br)", "strict: OutOfBounds|hangs over the edge"),
+        (f"{SKIP}{LOADS}", f"{LOADS}{SKIP}", "bill: K loads|visited·d|ask the mask first"),
+        (" == 0:\n            continue", " != 0:\n            continue", "correct: 0 means left out"),
+    ],
+    "11_split": [
+        (f"    {BARRIER}\n", "", "strict: RaceDetected|a barrier is missing"),
+        ("w = weight(m_i[s], m)", "w = float32(1)", "correct: bring them to a common one"),
+        ("acc / l if l != float32(0) else float32(0)", "acc / l", "correct: 0/0 is nan"),
+        ("m = max(m, m_i[s])", "m = max(m, m_s[s, i])", "bill: m_s loads|let thread t fetch"),
+        ("m = float32(-math.inf)", "m = float32(0)", "correct: m begins at 0"),
+    ],
+}
