@@ -147,9 +147,9 @@ def size(questions):
 
 
 RULES = (
-    "One head unless a question says otherwise. An element is an element, not a byte. FLOPs count a product and a sum "
-    "as two. Integers are exact; for the rest a fraction or three digits will do. What a part asks beyond a number or "
-    "a letter, answer in a sentence."
+    "One head unless a question says otherwise. An element is an element, not a byte. FLOPs count a product and a "
+    "sum as two. Integers are exact; for the rest a fraction or three digits will do. What a part asks beyond a "
+    "number or a letter, answer in a sentence."
 )
 
 

@@ -35,9 +35,8 @@ EXERCISES = (
             Bound("Z", "stores", "N", "each thread that has an element stores one", "Z[i] is stored in two steps"),
         ),
         hints=(
-            "A kernel has no loop over the elements. Each thread takes the element whose number it has. Which "
-            "number is "
-            "that? Look for `cuda.grid` in lesson 00.",
+            "A kernel has no loop over the elements. Each thread takes the element whose number it has. Which number "
+            "is that? Look for `cuda.grid` in lesson 00.",
             "There are more threads than elements when B does not divide N. Those past the end must neither load nor "
             "store: an `if` around the work, with X.shape[0].",
             "Three lines: i = cuda.grid(1), then if i < X.shape[0]:, and within it Z[i] = ... from X[i] and Y[i].",
@@ -69,8 +68,8 @@ EXERCISES = (
         hints=(
             "Two things happen in turn: half of the threads add, and everybody waits. As half gets smaller, fewer "
             "threads add, but all have to come to the barrier.",
-            "The tile was filled by all threads, one element each: before anyone adds, it must be complete. And before "
-            "the next step begins, the sums of this one must be.",
+            "The tile was filled by all threads, one element each: before anyone adds, it must be complete. And "
+            "before the next step begins, the sums of this one must be.",
             "A barrier; then while half > 0:, in it `if tx < half:` with tile[tx] += tile[tx + half], after that "
             "`if` (not in it) a barrier, and half //= 2.",
         ),
@@ -83,10 +82,10 @@ EXERCISES = (
             Mistake("Only the first step was taken: there is a loop missing.", lambda X: _fold(X, 64, 32)),
         ),
         faults={
-            "RaceDetected": "a barrier is missing. Two are needed: one before the first addition, so that the tile is "
-            "complete, and one after each step, so that its sums are there for the next.",
-            "BarrierDivergence": "the barrier stands inside `if tx < half`, where the other threads never come. Put it "
-            "after the `if`.",
+            "RaceDetected": "a barrier is missing. Two are needed: one before the first addition, so that the tile "
+            "is complete, and one after each step, so that its sums are there for the next.",
+            "BarrierDivergence": "the barrier stands inside `if tx < half`, where the other threads never come. Put "
+            "it after the `if`.",
             "OutOfBounds": "tile[tx + half] is past the end: only threads with tx < half add.",
             "wrong": "follow the picture in the file: at each step thread tx < half adds tile[tx + half].",
         },

@@ -24,8 +24,8 @@ EXERCISES = (
             Bound("P", "loads", "0", "P is a result", "P serves for what is in between: use a variable, a register"),
         ),
         hints=(
-            "Write down what `subtract` does to one element, and then what `weigh` does to the result. Where does the "
-            "result of the first step live in between?",
+            "Write down what `subtract` does to one element, and then what `weigh` does to the result. Where does "
+            "the result of the first step live in between?",
             "A variable of the kernel is in a register, and free. So give S[i] - m a name, or no name at all.",
             "i = cuda.grid(1), the guard, and P[i] = math.exp(S[i] - m) / l.",
         ),

@@ -65,15 +65,15 @@ EXERCISES = (
             "first?",
             "x comes first, and it runs along the keys. So j, i = cuda.grid(2). The guard asks for both, and the sum "
             "over t grows in a variable that begins at float32(0).",
-            "if i < S.shape[0] and j < S.shape[1]:, in it acc = float32(0), the loop over t in range(Q.shape[1]) with "
-            "acc += Q[i, t] * K[j, t], and S[i, j] = acc * scale.",
+            "if i < S.shape[0] and j < S.shape[1]:, in it acc = float32(0), the loop over t in range(Q.shape[1]) "
+            "with acc += Q[i, t] * K[j, t], and S[i, j] = acc * scale.",
         ),
         mistakes=score_mistakes(),
         faults={
             "OutOfBounds": "the guard is missing, or i and j are exchanged: `cuda.grid(2)` gives x first, and x runs "
             "along the keys.",
-            "unwritten": "i and j are exchanged: `cuda.grid(2)` gives x first, and x runs along the keys, so "
-            "j, i = cuda.grid(2).",
+            "unwritten": "i and j are exchanged: `cuda.grid(2)` gives x first, and x runs along the keys, so j, i = "
+            "cuda.grid(2).",
             "UninitializedRead": "the sum begins in S[i, j], which holds nothing yet. Let it grow in a variable.",
             "RaceDetected": "several threads write one score. Each has its own pair of i and j, from cuda.grid(2).",
         },
@@ -107,8 +107,8 @@ EXERCISES = (
             "since a row may have scores below any number you could choose.",
             "If m is -∞ at the end of the first loop, S_ij - m would be nan. Any finite m will do there, 0 say: then "
             "all exponentials are 0. l is 0 then, and dividing by it is nan, too.",
-            "After the first loop: if m is -∞, set m to float32(0). After the second: if l is 0, set l to float32(1). "
-            "The third stores math.exp(S[i, j] - m) / l.",
+            "After the first loop: if m is -∞, set m to float32(0). After the second: if l is 0, set l to "
+            "float32(1). The third stores math.exp(S[i, j] - m) / l.",
         ),
         mistakes=(
             Mistake(

@@ -9,8 +9,8 @@ from .lesson02 import score_mistakes, scores
 SIZES = ({"N": 19, "N_k": 37, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 16, "N_k": 8, "d": 16},
          {"N": 9, "N_k": 3, "d": 5})  # fmt: skip
 T = 8
-RACE = ("a barrier is missing. After the loads: no thread may read a tile before all have loaded their part. After the "
-        "sum: no thread may load the next tile while another still reads this one.")  # fmt: skip
+RACE = ("a barrier is missing. After the loads: no thread may read a tile before all have loaded their part. After "
+        "the sum: no thread may load the next tile while another still reads this one.")  # fmt: skip
 
 
 def _rows_of_tile(X, at, T=T):
@@ -57,8 +57,8 @@ EXERCISES = (
             "Then it uses a row of Q_i and a row of K_j.",
             "Thread (tx, ty) loads Q_i[ty, tx], of row `row` and column t0 + tx of Q. Row ty of K_j is key number "
             "blockIdx.x * T + ty of K: not `col`, which is the key in row tx.",
-            "Q_i[ty, tx] = load_or_zero(Q, row, t0 + tx); K_j[ty, tx] = load_or_zero(K, cuda.blockIdx.x * T + ty, t0 + "
-            "tx); a barrier; the sum of Q_i[ty, t] * K_j[tx, t] over t in range(T); a barrier.",
+            "Q_i[ty, tx] = load_or_zero(Q, row, t0 + tx); K_j[ty, tx] = load_or_zero(K, cuda.blockIdx.x * T + ty, t0 "
+            "+ tx); a barrier; the sum of Q_i[ty, t] * K_j[tx, t] over t in range(T); a barrier.",
         ),
         mistakes=(
             *score_mistakes(),

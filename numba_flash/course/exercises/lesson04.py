@@ -72,14 +72,12 @@ EXERCISES = (
             Bound("O", "loads", "0", "O is a result", "O is carried along in HBM: l·O belongs in a variable"),
         ),
         hints=(
-            "Three variables are carried along: m, l and l·O. Each key is a tile of one score. Which of the three must "
-            "be rescaled when m grows?",
+            "Three variables are carried along: m, l and l·O. Each key is a tile of one score. Which of the three "
+            "must be rescaled when m grows?",
             "l and l·O are both sums of terms with exp(S_ij - m) in them, so both are multiplied by weight(m_i, "
-            "m_new), "
-            "before the new key is added.",
+            "m_new), before the new key is added.",
             "In the loop: s = S[i, j], m_new = max(m_i, s), old = weight(m_i, m_new), p = weight(s, m_new), l_i = "
-            "l_i * "
-            "old + p, lO_i = lO_i * old + p * V[j], m_i = m_new. After it O[i] = lO_i / l_i, or 0 if l_i is 0.",
+            "l_i * old + p, lO_i = lO_i * old + p * V[j], m_i = m_new. After it O[i] = lO_i / l_i, or 0 if l_i is 0.",
         ),
         mistakes=(
             Mistake(
@@ -150,10 +148,9 @@ EXERCISES = (
         ),
         hints=(
             "The new m is the larger of the two. Each part has its sums in its own scale: with which factor does it "
-            "come "
-            "to the new one?",
-            "weight(m_1, m) is that factor for part 1. Then l is a sum of two terms. O_1 is divided by l_1 already, so "
-            "it was l_1·O_1 that grew as a sum, and that is what is added.",
+            "come to the new one?",
+            "weight(m_1, m) is that factor for part 1. Then l is a sum of two terms. O_1 is divided by l_1 already, "
+            "so it was l_1·O_1 that grew as a sum, and that is what is added.",
             "a, b = m_1[i], m_2[i]; m_new = max(a, b); part_1 = weight(a, m_new) * l_1[i], part_2 likewise; l_new is "
             "their sum; O[i, t] = (part_1 * O_1[i, t] + part_2 * O_2[i, t]) / l_new, or 0 if l_new is 0.",
         ),

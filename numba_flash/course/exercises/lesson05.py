@@ -82,11 +82,11 @@ EXERCISES = (
         hints=(
             "Line by line: m_tile is the maximum of S_i, P = exp(S_i - m_tile) can overwrite S_i, l_tile is its sum. "
             "Then m_new, then l_new, then O column by column.",
-            "Two factors: weight(m_i, m_new) brings what was to the new scale, weight(m_tile, m_new) what is new. O is "
-            "divided by the old l, so l_i times the first factor is what it is multiplied by.",
+            "Two factors: weight(m_i, m_new) brings what was to the new scale, weight(m_tile, m_new) what is new. O "
+            "is divided by the old l, so l_i times the first factor is what it is multiplied by.",
             "l_old = weight(m_i, m_new) * l[i]; new = weight(m_tile, m_new); l_new = l_old + new * l_tile; for each "
-            "t the "
-            "sum acc of S_i[c] * V_j[c, t], and O[i, t] = (l_old * O[i, t] + new * acc) / l_new, or 0 if l_new is 0.",
+            "t the sum acc of S_i[c] * V_j[c, t], and O[i, t] = (l_old * O[i, t] + new * acc) / l_new, or 0 if l_new "
+            "is 0.",
         ),
         mistakes=(
             Mistake(
@@ -147,20 +147,19 @@ EXERCISES = (
                 "elements",
                 "2*N*d + 2*N_k*d*tiles(N, Br) + N",
                 "flash2's bill: Q and O once, K and V once per tile of Br queries",
-                "a tile has fewer queries than Br, or does not share K and V; or something that grows with N·N_k is in "
-                "HBM",
+                "a tile has fewer queries than Br, or does not share K and V; or something that grows with N·N_k is "
+                "in HBM",
             ),
         ),
         hints=(
             "Begin with 08_skip's or lesson 05's picture: a block of threads has a tile of queries, one per thread, "
-            "and "
-            "walks through all keys. What lives in registers, what in shared memory, what in HBM?",
+            "and walks through all keys. What lives in registers, what in shared memory, what in HBM?",
             "Registers: Q_i and O_i (d numbers each), m and l. Shared: K_j, V_j and a tile of scores, one column per "
-            "thread. The threads load K_j and V_j together, then a barrier, then each does what 04_online does, for a "
-            "tile of keys; then a barrier again.",
-            "The kernel `flash2` in lesson 05 without `allowed`, `visited`, `keep`, `mask`, heads and L is nearly the "
-            "answer. At the edges: threads past the last query load and store nothing of Q and O, but come to the "
-            "barriers; the last tile of keys has min(Bc, N_k - j).",
+            "thread. The threads load K_j and V_j together, then a barrier, then each does what 04_online does, for "
+            "a tile of keys; then a barrier again.",
+            "The kernel `flash2` in lesson 05 without `allowed`, `visited`, `keep`, `mask`, heads and L is nearly "
+            "the answer. At the edges: threads past the last query load and store nothing of Q and O, but come to "
+            "the barriers; the last tile of keys has min(Bc, N_k - j).",
         ),
         mistakes=(
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
@@ -176,17 +175,14 @@ EXERCISES = (
         faults={
             "RaceDetected": "a barrier is missing: after the loads of K_j and V_j, or at the end of the step.",
             "BarrierDivergence": "threads past the last query must come to the barriers, too: guard loads and "
-            "stores, not "
-            "the loop over the keys.",
+            "stores, not the loop over the keys.",
             "UninitializedRead": "the last tile of keys has fewer than the others: rows of K_j past it were not "
-            "loaded. Or "
-            "a tile of scores was used before it was written.",
+            "loaded. Or a tile of scores was used before it was written.",
             "OutOfBounds": "N and N_k need not be multiples of your tiles: guard the loads and the stores.",
             "unwritten": "the grid has too few blocks, or the guard keeps too many threads out: ⌈N/Br⌉ blocks are "
             "needed.",
             "wrong": "if it is right for few keys and wrong for many, look at what happens from one tile of keys to "
-            "the "
-            "next: l and O are rescaled when m grows.",
+            "the next: l and O are rescaled when m grows.",
         },
     ),
 )

@@ -32,21 +32,17 @@ EXERCISES = (
             Bound("O", "loads", "0", "O is a result", "the sum grows in O, in HBM: use O_i, in registers"),
         ),
         hints=(
-            "Forget that a score is expensive. Write a loop over the keys that computes the score and does one "
-            "thing with "
-            "it: the maximum.",
+            "Forget that a score is expensive. Write a loop over the keys that computes the score and does one thing "
+            "with it: the maximum.",
             "The second loop computes the same score in the same way. Now m is known: p = exp(s·scale - m). l grows "
-            "by p, and "
-            "O_i[t] by p·V[j, t].",
+            "by p, and O_i[t] by p·V[j, t].",
             "Two loops over j, each with s = float32(0) and s += Q_i[t] * K[j, t] over t; the first ends in m = "
-            "max(m, s * "
-            "scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
+            "max(m, s * scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
         ),
         mistakes=(
             Mistake(
                 "The scores are not multiplied by scale in the second pass, where the weights are formed. (In the "
-                "first "
-                "one it would not show: m cancels.)",
+                "first one it would not show: m cancels.)",
                 lambda Q, K, V, scale: weights(Q @ K.T) @ V,
             ),
             Mistake(

@@ -45,8 +45,7 @@ EXERCISES = (
             "∘ is the product element by element, and rowsum the sum of a row. So D_i has d terms.",
             "One row per thread: `row_sum` in lesson 00 is the pattern. Here each term is a product of two elements.",
             "i = cuda.grid(1), the guard, D_i = float32(0), the loop over t in range(O.shape[1]) with D_i += dO[i, "
-            "t] * O[i, "
-            "t], and D[i] = D_i.",
+            "t] * O[i, t], and D[i] = D_i.",
         ),
         mistakes=(
             Mistake("That is the row sum of O alone: dO is left out.", lambda dO, O: O.sum(axis=1)),
@@ -96,11 +95,9 @@ EXERCISES = (
         hints=(
             "Two dot products of length d: S_ij needs row i of Q and row j of K, dP_ij row i of dO and row j of V.",
             "P_ij = exp(S_ij - L_i): no maximum and no sum to look for. Do not forget the scale in S_ij. Then dS_ij "
-            "= P_ij·("
-            "dP_ij - D_i).",
+            "= P_ij·(dP_ij - D_i).",
             "s and dp begin at float32(0) and grow in one loop over t; p = math.exp(s * scale - L[i]); dS[i, j] = p "
-            "* (dp - "
-            "D[i]).",
+            "* (dp - D[i]).",
         ),
         mistakes=(
             Mistake(

@@ -106,8 +106,7 @@ EXERCISES = (
             *(
                 Mistake(
                     "A hidden score is a large negative number here, not -∞. A row whose true scores are all below "
-                    "it would "
-                    "give the hidden keys all the weight.",
+                    "it would give the hidden keys all the weight.",
                     lambda Q, K, s, value=value: _hidden(Q, K, s, causal(len(Q), len(K)), value),
                 )
                 for value in (-1e4, -1e5, -1e6, -1e9, -1e10, -1e30, np.finfo(np.float32).min)
@@ -147,11 +146,9 @@ EXERCISES = (
         ),
         hints=(
             "Of all queries of a tile the last one sees the most keys. Which one is that, also where the tile hangs "
-            "over the "
-            "edge?",
-            "The tile begins at blockIdx.x * Br, and its last query is blockIdx.x * Br + Br - 1, but no later than "
-            "N - 1. "
-            "Query i sees the keys j ≤ i + N_k - N: how many are that?",
+            "over the edge?",
+            "The tile begins at blockIdx.x * Br, and its last query is blockIdx.x * Br + Br - 1, but no later than N "
+            "- 1. Query i sees the keys j ≤ i + N_k - N: how many are that?",
             "last = min(cuda.blockIdx.x * Br + Br, N) - 1, and keys = last + 1 + N_k - N, which may be negative "
             "where N > N_k.",
         ),
@@ -178,13 +175,11 @@ EXERCISES = (
         ),
         faults={
             "OutOfBounds": "`keys` is larger than N_k: the last tile hangs over the edge, so take min(..., N) for "
-            "its last "
-            "query.",
-            "UninitializedRead": "`keys` must be the same for all threads of a block, as they load a tile together: it "
-            "depends on the tile, not on the thread's own query.",
+            "its last query.",
+            "UninitializedRead": "`keys` must be the same for all threads of a block, as they load a tile together: "
+            "it depends on the tile, not on the thread's own query.",
             "BarrierDivergence": "`keys` must be the same for all threads of a block, or some miss a barrier: it "
-            "depends on "
-            "the block's tile, not on the thread's own query.",
+            "depends on the block's tile, not on the thread's own query.",
             "wrong": "compute `keys` by hand for N = N_k = 16: 8 for the first tile of queries, 16 for the second.",
         },
     ),

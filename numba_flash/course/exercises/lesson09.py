@@ -53,8 +53,7 @@ EXERCISES = (
             "Nothing is loaded that is not in the signature. `keep` needs five arguments, and this thread knows all "
             "of them.",
             "z = keep(seed, p_drop, h, i, j): head, query, key, each counted over the whole matrix. z is 0, or 1/(1 "
-            "- p) "
-            "already.",
+            "- p) already.",
             "dS[h, i, j] = P[h, i, j] * (z * dP[h, i, j] - D[h, i]).",
         ),
         mistakes=(
@@ -70,8 +69,7 @@ EXERCISES = (
             ),
             Mistake(
                 "Z is drawn for the place in the block, threadIdx, so that it depends on the tiles. The place must "
-                "be that "
-                "in the whole matrix.",
+                "be that in the whole matrix.",
                 lambda P, dP, D, s, p: _dS(P, dP, D, _by_place_in_block(P, s, p)),
             ),
             Mistake(

@@ -58,8 +58,8 @@ EXERCISES = (
                     "loads",
                     "visited*d",
                     "the keys of the tiles that are visited",
-                    "tiles that the mask leaves out are "
-                    "loaded all the same: ask the mask first; or each thread loads the whole tile",
+                    "tiles that the mask leaves out are loaded all the same: ask the mask first; or each thread "
+                    "loads the whole tile",
                 )
                 for x in "KV"
             ),
@@ -74,16 +74,12 @@ EXERCISES = (
         ),
         hints=(
             "The mask has an element for each tile. Which row of it belongs to this block, which column to the tile "
-            "that begins "
-            "at key j?",
+            "that begins at key j?",
             "block_mask[cuda.blockIdx.x, j // Bc]. All threads of the block find the same answer there, so all of "
-            "them may go "
-            "on to the next tile (`continue`) without missing a barrier. If they stay, they load: element e of the "
-            "tile, for e "
-            "= r, r + Br, ...",
+            "them may go on to the next tile (`continue`) without missing a barrier. If they stay, they load: "
+            "element e of the tile, for e = r, r + Br, ...",
             "if the mask is 0: continue. for e in range(r, min(Bc, N_k - j) * d, Br): K_j[e // d, e % d] = K[j + e "
-            "// d, e % d], "
-            "and V_j likewise. Then the barrier.",
+            "// d, e % d], and V_j likewise. Then the barrier.",
         ),
         mistakes=(
             Mistake(
@@ -104,16 +100,13 @@ EXERCISES = (
             ),
         ),
         faults={
-            "OutOfBounds block_mask": "the mask has an element per tile, not per key: its column is j // Bc, its "
-            "row the number "
-            "of the block.",
+            "OutOfBounds block_mask": "the mask has an element per tile, not per key: its column is j // Bc, its row "
+            "the number of the block.",
             "OutOfBounds": "the last tile hangs over the edge: it has min(Bc, N_k - j) keys.",
             "RaceDetected": "a barrier is missing after the loads, or two threads load the same element: thread r "
-            "loads the "
-            "elements r, r + Br, ...",
+            "loads the elements r, r + Br, ...",
             "BarrierDivergence": "some threads of the block go on to the next tile and others do not: all must find "
-            "the same "
-            "answer.",
+            "the same answer.",
             "UninitializedRead": "an element of K_j or V_j is used that no thread loaded.",
         },
     ),

@@ -59,11 +59,9 @@ EXERCISES = (
         hints=(
             "Two stages with a barrier between them: first thread t stands for split t, then it stands for column t.",
             "First: if t < n, m_i[t] and l_i[t]. After the barrier, each thread goes through the n elements of m_i "
-            "for the "
-            "maximum, and once more for l and for its column of O, with the factor weight(m_i[s], m).",
-            "In the second loop: w = weight(m_i[s], m); l += w * l_i[s]; acc += w * O_s[s, i, t]. Then O[i, t] = "
-            "acc / l, or 0 if "
-            "l is 0. The barrier stands outside of both `if`s.",
+            "for the maximum, and once more for l and for its column of O, with the factor weight(m_i[s], m).",
+            "In the second loop: w = weight(m_i[s], m); l += w * l_i[s]; acc += w * O_s[s, i, t]. Then O[i, t] = acc "
+            "/ l, or 0 if l is 0. The barrier stands outside of both `if`s.",
         ),
         mistakes=(
             Mistake(
@@ -92,9 +90,8 @@ EXERCISES = (
             ),
         ),
         faults={
-            "RaceDetected": "a barrier is missing between the stores of m_i and l_i and the loop that reads them; "
-            "or several "
-            "threads store the same element.",
+            "RaceDetected": "a barrier is missing between the stores of m_i and l_i and the loop that reads them; or "
+            "several threads store the same element.",
             "BarrierDivergence": "the barrier stands inside an `if`: all B threads must come to it.",
             "OutOfBounds": "thread t has a split only if t < n, and a column only if t < O.shape[1].",
             "UninitializedRead": "only the first n elements of m_i and l_i are filled.",

@@ -11,12 +11,12 @@ from .pool import Part, lettered, question
 SYMPTOMS = {
     "bounds": "An index out of range, at lengths that the sides of a block do not divide.",
     "race": "A race in strict mode; on a GPU a result that may differ from run to run.",
-    "divergence": "Some threads never come to a barrier, at lengths that the tile does not divide: an error here, and "
-    "on a GPU perhaps a hang.",
+    "divergence": "Some threads never come to a barrier, at lengths that the tile does not divide: an error here, "
+    "and on a GPU perhaps a hang.",
     "rising": "A wrong O without an error message, and only for rows whose largest score so far rises after the "
     "first tile; right for all others.",
-    "second_tile": "A wrong O without an error message for every row, as soon as there are two tiles of keys; "
-    "right with one.",
+    "second_tile": "A wrong O without an error message for every row, as soon as there are two tiles of keys; right "
+    "with one.",
     "one_tile": "A wrong O without an error message, also with one tile.",
     "tail": "A wrong O, or nan in it, and only where the tile does not divide the number of keys.",
     "low": "A wrong O, 0 or nan, and only for rows whose scores all lie far below 0.",

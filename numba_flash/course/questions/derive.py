@@ -45,8 +45,8 @@ def why_the_factor(rng):
             (1, "the factor is the same for all terms, so it comes out of the sum: the scores are not needed"),
             (1, "exp(−∞) = 0: there is nothing yet, and what stood in l and l·O is erased"),
         ),
-        "why": "exp(S_j − m_new) = exp(S_j − m_old)·exp(m_old − m_new), and the last factor does not depend on j. With "
-        "m_old = −∞ it is 0, so the start, l = 0 and O = 0, needs no case of its own.",
+        "why": "exp(S_j − m_new) = exp(S_j − m_old)·exp(m_old − m_new), and the last factor does not depend on j. "
+        "With m_old = −∞ it is 0, so the start, l = 0 and O = 0, needs no case of its own.",
         "wrong": (
             ("exp(m_new − m_old)", "the wrong way round: l would grow when a larger score comes, and overflow"),
             ("only l is rescaled", "l·O has the same terms, times V"),

@@ -20,8 +20,8 @@ FUNCTION = (
     (
         "FlashAttention approximates the softmax: it divides by the sum of one tile in place of the sum of the row.",
         False,
-        "The sum of one tile is provisional. When the next tile comes, l and O are rescaled by exp(m_old − m_new), and "
-        "after the last tile l is the sum of the whole row.",
+        "The sum of one tile is provisional. When the next tile comes, l and O are rescaled by exp(m_old − m_new), "
+        "and after the last tile l is the sum of the whole row.",
         "has not understood the rescaling: back to the trace of lesson 04",
     ),
     (
@@ -108,13 +108,13 @@ WORK = (
     (
         "To compute S again in the backward pass can save memory, but never time.",
         False,
-        "2d operations for a score can take less time than its loads and stores. In the paper's Figure 2 the step with "
-        "more operations takes 7.3 ms in place of 41.7.",
+        "2d operations for a score can take less time than its loads and stores. In the paper's Figure 2 the step "
+        "with more operations takes 7.3 ms in place of 41.7.",
         "takes operations for time",
     ),
     (
-        "In the forward pass, at N = 1,024 and d = 64, flash2 performs the same number of floating-point operations as "
-        "naive to within 2 %.",
+        "In the forward pass, at N = 1,024 and d = 64, flash2 performs the same number of floating-point operations "
+        "as naive to within 2 %.",
         abs(SAME_WORK - 1) < 0.02,
         f"flash2 performs {SAME_WORK:.3f} times the operations: the two products are the same, and little else counts.",
         "expects that fewer bytes must come from less work",
@@ -136,8 +136,8 @@ MEMORY = (
     (
         "Shared memory is a cache: the hardware keeps there what a kernel reads often.",
         False,
-        "The kernel itself copies into shared memory and says when the copy is complete. Caches work unasked, and are "
-        "not in the bill.",
+        "The kernel itself copies into shared memory and says when the copy is complete. Caches work unasked, and "
+        "are not in the bill.",
         "does not know who fills a tile: back to lesson 00, part 7",
     ),
     (
@@ -241,8 +241,8 @@ def best_sentence(rng):
         "choices": choices,
         "parts": (Part("the letter", letter, 2),),
         "open": ((2, "one for each of two other sentences, refuted by a fact"),),
-        "why": "Exact; tiles on chip; recomputation; fewer HBM accesses. Not fewer operations, not fewer bits, nothing "
-        "left out, nothing on the CPU.",
+        "why": "Exact; tiles on chip; recomputation; fewer HBM accesses. Not fewer operations, not fewer bits, "
+        "nothing left out, nothing on the CPU.",
         "wrong": tuple((name, WRONG_SENTENCES[text]) for name, text in choices if text in WRONG_SENTENCES),
     }
 

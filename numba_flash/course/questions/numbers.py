@@ -373,8 +373,8 @@ def dropout_bytes(rng):
         "parts": (Part("in `naive`?", more[0], 2), Part("in `flash2`?", more[1])),
         "open": ((1, "where `flash2` has Z from: drawn again from the seed and the place of the score"),),
         "also": "Where does `flash2` have Z from in the backward pass?",
-        "why": "Two accesses to Z and four to floats, 18 bytes per score, 18N². flash2 draws Z again, from a generator "
-        "whose counter is (i, j, head): nothing is stored.",
+        "why": "Two accesses to Z and four to floats, 18 bytes per score, 18N². flash2 draws Z again, from a "
+        "generator whose counter is (i, j, head): nothing is stored.",
         "wrong": (
             (f"{24 * N * N:,}", "gave Z elements of 4 bytes"),
             (f"{N * N:,} or more for flash2", "thought that Z must be kept to be the same in both passes"),
