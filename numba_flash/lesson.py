@@ -32,6 +32,7 @@ from rich.text import Text
 from . import notebook, picture, questions, reference, report, testing
 from .attention import MAX_D
 from .blocks import TILINGS, fitting_blocks
+from .course.exercises import EXERCISES
 from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
@@ -445,7 +446,14 @@ class Lesson:
         return error
 
     def end(self):
-        """Write what --json and --svg asked for."""
+        """Name the exercises, and write what --json and --svg asked for."""
+        names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == self.run["lesson"]]
+        self.text(f"""
+        Exercises: {", ".join(names)}. Copy them, fill the hole of one, and have it judged:
+
+            python -m numba_flash check --copy work
+            python -m numba_flash check work/{names[0]}.py
+        """)
         if self.json:
             Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
         files = (

@@ -21,6 +21,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 from numba_flash import dropout, lesson, report
+from numba_flash.course.exercises import EXERCISES
 from numba_flash.hbm.ledger import Bill
 
 from . import answers
@@ -114,6 +115,14 @@ def test_output(name):
     assert "HBM bill" in out and "Check yourself" in out and re.search("rror (of dq )?against float64", out)
     assert not re.search(r"\b(simply|just|easy|easily|obviously|of course)\b", out, re.IGNORECASE)
     assert agrees(out)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_it_names_its_exercises(name):
+    end = " ".join(short(name)[1].split("Check yourself")[1].split())
+    names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == name[:2]]
+    assert names and f"Exercises: {', '.join(names)}." in end
+    assert f"python -m numba_flash check work/{names[0]}.py" in end
 
 
 @pytest.mark.parametrize("name", LESSONS)
