@@ -31,6 +31,7 @@ from ..errors import (
     UninitializedRead,
     Unsupported,
 )
+from ..hbm import lines
 from ..report import progress
 from . import access, cache
 from .access import State, Tensor
@@ -95,6 +96,7 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
         shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
         shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
         raise failure(program, state.words, grid, block, shapes)
+    lines.record(program, counts)
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip
