@@ -1,0 +1,1 @@
+"""The course: exercises, the lab of broken kernels, what an instructor needs."""
