@@ -313,7 +313,7 @@ FAULTS = {
     ],
     "stages/__init__.py": [
         Fault("float32 whatever the dtype", "return from_dtype(dtype)", 'return __import__("numba").float32',
-              "double precision lost inside", tests_of="flash2"),
+              "double precision lost inside", tests_of="flash2", shown_by=""),
     ],
     "dropout.py": [
         Fault("what is kept not scaled", "real(1 / (1 - p_drop)) if word", "real(1) if word",

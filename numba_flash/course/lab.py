@@ -20,6 +20,7 @@ from .symptoms import EASY, INPUTS, TILES, Right, examine, inputs_of, installed,
 
 LEVELS = "easy", "hard"
 SIDE = 8  # of the tiles that the pictures show
+SHOWN = 30  # lines of source, at least
 
 
 def add_command(command):
@@ -93,12 +94,17 @@ class Case:
 
     @property
     def functions(self):
-        """The outermost functions of the file that are shown: all, or in an easy case that with the fault."""
+        """(name, first line, last line) of the functions that are shown: all, or in an easy case that with the fault,
+        and with a short one its neighbours."""
         found = [node for node in ast.parse(self.planted.source).body if isinstance(node, ast.FunctionDef)]
         begin = [min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in found]
         ranges = [(node.name, first, node.end_lineno) for node, first in zip(found, begin, strict=True)]
         if self.level == "easy":
-            return [(name, first, last) for name, first, last in ranges if first <= self.planted.lines[0] <= last]
+            low = next(at for at, (_, first, last) in enumerate(ranges) if first <= self.planted.lines[0] <= last)
+            high = low + 1
+            while sum(last - first + 1 for _, first, last in ranges[low:high]) < SHOWN and high - low < len(ranges):
+                low, high = (low, high + 1) if high < len(ranges) else (low - 1, high)
+            ranges = ranges[low:high]
         return ranges
 
     def command(self):
@@ -215,8 +221,14 @@ def against_float64(case):
 
 
 def other_checks(case):
-    yield report.table(["check", "what it says"], list(checks(case)))
+    yield report.table(["check", "what it says"], list(checks(case.symptoms)))
     yield ""
+    for finding in case.symptoms.billed[:1]:
+        yield report.prose(f"The bill with the input “{INPUTS[finding.name].what}”, counted against predicted:")
+        yield from (f"     {line}" for line in finding.diff[:4])
+        if len(finding.diff) > 4:
+            yield f"     and {lesson.plural(len(finding.diff) - 4, 'line')} more"
+        yield ""
     if case.symptoms.strict:
         name, said = case.symptoms.strict
         yield report.prose(f"Strict mode (lesson 00), with the input “{INPUTS[name].what}”:")
@@ -282,21 +294,20 @@ def spans(numbers):
     return ", ".join(text[:4]) + (", …" if len(text) > 4 else "")
 
 
-def checks(case):
-    symptoms = case.symptoms
-    counted = [finding for finding in symptoms.findings if not finding.raised]
-    if symptoms.billed:
-        first = symptoms.billed[0]
-        more = f"; {len(first.diff) - 3} more" if len(first.diff) > 3 else ""
-        bill = f"counted against predicted, {INPUTS[first.name].what}: {'; '.join(first.diff[:3])}{more}"
-    else:
-        bill = "counted is what was predicted, on every input" if counted else "nothing: no run came to its end"
+def checks(symptoms):
+    ended = any(not finding.raised for finding in symptoms.findings)
+    bill = f"differs with {lesson.plural(len(symptoms.billed), 'input')}, see below" if symptoms.billed else (
+        "is what was predicted, with every input" if ended else "nothing was counted: no run came to its end"
+    )  # fmt: skip
     yield ["the HBM bill", bill]
-    yield ["strict mode", f"{type(symptoms.strict[1]).__name__}, below" if symptoms.strict else "nothing"]
-    same = {True: "the same result", False: "another result, other bits", None: "nothing: the runs stop"}
+    yield [
+        "strict mode",
+        f"{type(symptoms.strict[1]).__name__}, see below" if symptoms.strict else "finds nothing more",
+    ]
+    same = {True: "the same result, bit by bit", False: "another result", None: "nothing to compare: the runs stop"}
     yield ["threads in another order", same[symptoms.orders]]
-    loose = "passes: it does not see the fault" if symptoms.loose else "fails"
-    yield ["np.allclose(atol=1e-2), random numbers, N = 64", loose]
+    loose = "passes, and does not see the fault" if symptoms.loose else "fails"
+    yield ["np.allclose(atol=1e-2)", f"{loose} (one head of random numbers, N = 64, d = 16)"]
 
 
 def listing(case):
@@ -406,7 +417,7 @@ def hint(case):
         "ragged": TAIL,
         "short": TAIL,
         "scale": "It goes wrong with another scale than 1/√d: look where `scale` enters.",
-        "low": "It goes wrong where scores are far below 0: what do m and l hold before the first score comes?",
+        "low": "It goes wrong where scores are far below 0: what does m hold before the first score, and after it?",
         "lowest": "It goes wrong where scores are below any number one would think of: what does m hold at the start?",
         "heads": "It goes wrong where heads of Q share a head of K and V: which one does head h use?",
         "causal": "It goes wrong with causal order alone: where does a position of a query become one of a key?",
@@ -418,6 +429,13 @@ def hint(case):
     }
     if "whole" not in names:
         return by_first[next(name for name in by_first if name in names)]
+    again = "" if "short" in names else " One tile alone is right: what happens from one tile to the next?"
+    return product_hint(case) + again
+
+
+def product_hint(case):
+    """Which of the results are wrong, and what that says."""
+    symptoms = case.symptoms
     wrong = {what for finding in symptoms.wrong if finding.wrong for what, x in finding.wrong.items() if x.any()}
     if case.mutant.direction in ("forward", "split"):
         if wrong == {"lse"}:

@@ -175,10 +175,8 @@ STRICT = "whole", "ragged", "short"
 
 def inputs_of(direction, easy=False):
     """The names of the inputs that a pass is tried with."""
-    if easy:
-        return list(EASY)
-    left_out = {"alone"} if direction in ("forward", "split") else set()
-    return [name for name in INPUTS if name not in left_out | ({"dropout"} if direction == "split" else set())]
+    left_out = {"forward": ["alone"], "split": ["alone", "dropout"]}.get(direction, ["lowest", "hidden"])
+    return [name for name in (EASY if easy else INPUTS) if name not in left_out]
 
 
 # --- what it does -----------------------------------------------------------------------------------------------------
@@ -309,7 +307,8 @@ def examine(mutant, source, names, advance=lambda: None):
         for name in names:
             findings.append(finding(stage, direction, name, *right.of(name)))
             advance()
-        strict = (strict_mode(stage, direction, name, right.of(name)[2]) for name in names if name in STRICT)
+        calm = [f.name for f in findings if f.name in STRICT and not f.raised]
+        strict = (strict_mode(stage, direction, name, right.of(name)[2]) for name in calm)
         strict = next(filter(None, strict), None)
         advance()
         agree = orders(stage, direction, names[0], right.of(names[0])[2])
