@@ -430,7 +430,8 @@ def hint(case):
     if "whole" not in names:
         return by_first[next(name for name in by_first if name in names)]
     again = "" if "short" in names else " One tile alone is right: what happens from one tile to the next?"
-    return product_hint(case) + again
+    bill = f" And the bill differs: {symptoms.billed[0].diff[0]}." if symptoms.billed else ""
+    return product_hint(case) + again + bill
 
 
 def product_hint(case):

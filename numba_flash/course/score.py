@@ -33,6 +33,7 @@ from .symptoms import INPUTS, installed, plant
 SOME = 12  # faults, without --all
 LIMIT = 60  # seconds for the right kernels, which may have to be compiled
 KEPT = 2000  # characters of what the test prints
+PASSES = {"forward": "", "backward": ", backward", "atomic": ", atomics", "split": ", split_kv"}
 TESTS = {"test": ("forward", "split"), "test_backward": ("backward", "atomic")}  # and the passes they see
 NEEDS = {name: one.needs for name, one in INPUTS.items()} | {
     "bill": "the bill: assert bill == nf.predict(…), with what nf.ledger() counted",
@@ -140,13 +141,13 @@ def page(file, stages, faults, took, everything, right):
     yield report.prose(f"Your test kills {killed} of {len(faults)}.")
     alive = [fault for fault in faults if not fault["killed"]]
     if alive:
-        yield report.prose("To kill the others, it would need")
+        yield report.prose("To kill the others, it needs an input, or a check, of these kinds:")
     for needs in dict.fromkeys(fault["needs"] for fault in alive):
-        yield report.prose(f"• {needs}:")
-        passes = {"forward": "", "backward": ", backward", "atomic": ", atomics", "split": ", split_kv"}
-        rows = [[f"   {fault['stage']}{passes[fault['direction']]}", fault["stands_for"]]
-                for fault in alive if fault["needs"] == needs]  # fmt: skip
-        yield report.table(["   alive", "what it stands for"], rows)
+        yield from (f"{line}" for line in textwrap.wrap(f"{needs}:", 75, initial_indent=" • ", subsequent_indent="   "))
+        for fault in alive:
+            if fault["needs"] == needs:
+                text = f"{fault['stage'] + PASSES[fault['direction']]:<24} {fault['stands_for']}"
+                yield from textwrap.wrap(text, 79, initial_indent="     ", subsequent_indent=" " * 30)
         yield ""
     if not everything:
         yield report.prose(
