@@ -446,8 +446,10 @@ def product_hint(case):
         return "lse is wrong as well as out: it goes wrong before the product with V, with the scores, m or l."
     gone = sorted(wrong)
     rest = [name for name in ("dq", "dk", "dv") if name not in wrong]
-    text = f"{' and '.join(gone)} {'is' if len(gone) == 1 else 'are'} wrong"
-    return f"{text}{', ' + ' and '.join(rest) + ' right' if rest else ''}: what enters into just those?"
+    if not rest:
+        return "dq, dk and dv are all wrong: what do they have in common?"
+    one = "is" if len(gone) == 1 else "are"
+    return f"{' and '.join(gone)} {one} wrong, {' and '.join(rest)} right: what enters into the wrong alone?"
 
 
 def bill_hint(case):
