@@ -23,6 +23,7 @@ from . import (
     flops,
     ledger,
     lesson,
+    listing,
     predict,
     reference,
     report,
@@ -32,7 +33,7 @@ from . import testing as exactness
 from .attention import MAX_D
 from .blocks import check_blocks, fitting_blocks
 from .checks import DTYPES
-from .course import check, exam
+from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
@@ -135,7 +136,7 @@ def make_parser():
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
     add_json(sub)
 
-    for module in (check, exam):
+    for module in (listing, check, lab, exam):
         module.add_command(command)
     return parser
 

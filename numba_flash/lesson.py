@@ -27,7 +27,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from rich.text import Text
 
 from . import notebook, picture, questions, reference, report, testing
 from .attention import MAX_D
@@ -45,7 +44,6 @@ HOW_TO_ANSWER = """
 Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N. There are two tries. Enter
 alone goes on, Ctrl-D asks no more.
 """
-COMMENT = 20  # columns of a listing that a comment should have
 ROWS = 256  # queries whose reference is computed at once
 SIZES = "N = {n}, d = {d}, float32, {heads}"
 
@@ -329,7 +327,7 @@ class Lesson:
         end = next((at for at, line in enumerate(lines) if last and last in line), len(lines) - 1)
         lines = textwrap.dedent("".join(lines[begin : end + 1])).splitlines()
         clean = report.to_ascii if self.screen.options.ascii_only else str
-        self.show(*_listing(list(map(clean, lines)), number + begin, self.screen.width), "")
+        self.show(*report.source_lines(list(map(clean, lines)), number + begin, self.screen.width), "")
 
     def bill(self, name, counted, *, predicted, **how):
         """Print a counted bill beside its prediction and keep both; `how` goes to `report.bill_table`.
@@ -506,33 +504,6 @@ def _folded(command, width):
         return f"    {command}"
     lines = textwrap.wrap(command, width - 8, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return "    " + " \\\n    ".join(lines)
-
-
-def _listing(lines, number, width):
-    """Source lines with numbers; comments in one column, wrapped there, and above their line where it is too long."""
-    parts = [re.fullmatch(r"(.*?)\s*(#.*)?", line).groups(default="") for line in lines]
-    digits = len(str(number + len(lines)))
-    gutter = digits + 3
-    beside = [(code, comment) for code, comment in parts if code and comment]
-    longest = max((len(code) for code, _ in beside), default=0)
-    column = min(gutter + longest + 2, width - min(max((len(comment) for _, comment in beside), default=0), COMMENT))
-    for at, (code, comment) in enumerate(parts, number):
-        margin = f" {at:>{digits}}  "
-        if not code:
-            yield Text.assemble((margin, "dim"), (lines[at - number].rstrip(), report.ACCENT))
-            continue
-        indent = len(code) - len(code.lstrip())
-        fits = gutter + len(code) + 2 <= column
-        place = column if fits else gutter + indent
-        notes = textwrap.wrap(comment, width - place, subsequent_indent="# ")
-        if not fits:
-            yield from (Text.assemble(" " * place, (note, report.ACCENT)) for note in notes)
-            notes = []
-        first, *rest = textwrap.wrap(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
-        gap = " " * (column - gutter - len(code)) if notes else ""
-        yield Text.assemble((margin, "dim"), first, gap, ("".join(notes[:1]), report.ACCENT))
-        yield from (Text.assemble(" " * gutter, more) for more in rest)
-        yield from (Text.assemble(" " * place, (note, report.ACCENT)) for note in notes[1:])
 
 
 def roofline(bandwidth, roofs, points, width=report.WIDTH):

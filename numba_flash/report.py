@@ -28,6 +28,7 @@ WIDTH = 80
 ACCENT = "color(31)"
 LIT = "color(166)"
 WRONG = "bold color(167)"
+COMMENT = 20  # columns of a listing that a comment should have
 
 CONVENTION = (
     "One access of one element of a kernel argument by one thread = one load or store. Shared memory and registers are "
@@ -410,6 +411,50 @@ def _bar(length, ascii_only):
         return "#" * max(round(length), 1)
     eighths = max(round(length * 8), 1)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def source_lines(lines, number, width, *, margin=None, below=None):
+    """Source lines with numbers, `number` the first's; comments in one column, wrapped there, and above their line
+    where it is too long.
+
+    margin: what stands left of the number of a line, as a function of it -> pieces (text, style), or None for a line
+    without. below: what stands under a line, as a function of its number -> strings. ASCII is the caller's care.
+    """
+    parts = [re.fullmatch(r"(.*?)\s*(#.*)?", line).groups(default="") for line in lines]
+    digits = len(str(number + len(lines)))
+    left = [(margin(at) if margin else None) or [] for at in range(number, number + len(lines))]
+    room = max((sum(len(text) for text, _ in pieces) for pieces in left), default=0)
+    gutter = room + digits + 3
+    beside = [(code, comment) for code, comment in parts if code and comment]
+    longest = max((len(code) for code, _ in beside), default=0)
+    column = min(gutter + longest + 2, width - min(max((len(comment) for _, comment in beside), default=0), COMMENT))
+    for at, (code, comment) in enumerate(parts, number):
+        pieces = left[at - number] or [(" " * room, "")]
+        start = Text.assemble(*pieces, (f" {at:>{digits}}  ", "dim"))
+        if not code:
+            text = lines[at - number].rstrip()
+            indent = " " * (len(text) - len(text.lstrip()))
+            first, *rest = textwrap.wrap(text, width - gutter, subsequent_indent=f"{indent}# ") or [""]
+            yield Text.assemble(start, (first, ACCENT))
+            yield from (Text.assemble(" " * gutter, (more, ACCENT)) for more in rest)
+            continue
+        indent = len(code) - len(code.lstrip())
+        fits = gutter + len(code) + 2 <= column and (not room or column + len(comment) <= width)
+        place = column if fits else gutter + indent
+        notes = textwrap.wrap(comment, width - place, subsequent_indent="# ")
+        if not fits:
+            yield from (Text.assemble(" " * place, (note, ACCENT)) for note in notes)
+            notes = []
+        first, *rest = textwrap.wrap(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
+        gap = " " * (column - gutter - len(code)) if notes else ""
+        yield Text.assemble(start, first, gap, ("".join(notes[:1]), ACCENT))
+        yield from (Text.assemble(" " * gutter, more) for more in rest)
+        yield from (Text.assemble(" " * place, (note, ACCENT)) for note in notes[1:])
+        place = gutter + indent
+        for text in below(at) if below else ():
+            yield from (
+                Text(" " * place + line) for line in textwrap.wrap(text, width - place, subsequent_indent="   ")
+            )
 
 
 @dataclass(frozen=True)

@@ -824,7 +824,7 @@ def test_without_takes_out_one_line_and_keeps_the_numbers():
 
 
 def listing(*lines, number=98):
-    printed = [text.plain for text in lesson._listing(list(lines), number, 80)]
+    printed = [text.plain for text in report.source_lines(list(lines), number, 80)]
     assert max(map(len, printed)) <= 80
     return printed
 

@@ -31,6 +31,7 @@ from ..errors import (
     UninitializedRead,
     Unsupported,
 )
+from ..hbm import lines
 from ..report import progress
 from . import access, cache
 from .access import State, Tensor
@@ -47,17 +48,22 @@ INTEGER_POISON = 0xA5
 WORKER_STACK = 64 * 2**20  # the compiler recurses deeply, and some systems give threads half a MiB
 
 
-_block_orders = contextvars.ContextVar("random number generator for the order of blocks", default=None)
+_orders = contextvars.ContextVar(
+    "random number generator for the order of blocks, and whether of threads", default=None
+)
 
 
 @contextlib.contextmanager
-def shuffled_blocks(seed):
-    """Launches in the body run their blocks in a random order, drawn from `seed`: a GPU promises none."""
-    token = _block_orders.set(np.random.default_rng(seed))
+def shuffled_blocks(seed, *, threads=False):
+    """Launches in the body run their blocks in a random order, drawn from `seed`: a GPU promises none.
+
+    threads: so do the threads of a block, from one barrier to the next.
+    """
+    token = _orders.set((np.random.default_rng(seed), threads))
     try:
         yield
     finally:
-        _block_orders.reset(token)
+        _orders.reset(token)
 
 
 def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=None, block_order=None):
@@ -78,8 +84,10 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
                  enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
     memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
     blocks = grid[0] * grid[1] * grid[2]
-    if block_order is None and _block_orders.get():
-        block_order = _block_orders.get().permutation(blocks)
+    if _orders.get():
+        draw, threads = _orders.get()
+        block_order = draw.permutation(blocks) if block_order is None else block_order
+        thread_order = draw.permutation(math.prod(block)) if threads and thread_order is None else thread_order
     order = np.empty(0, np.int64) if block_order is None else np.asarray(block_order, np.int64)
     blocks = len(order) or blocks
     call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
@@ -95,6 +103,7 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
         shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
         shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
         raise failure(program, state.words, grid, block, shapes)
+    lines.record(program, counts)
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip

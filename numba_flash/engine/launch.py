@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from ..errors import KernelError, Unsupported
-from ..hbm import ledger
+from ..hbm import ledger, lines
 from . import cpu, memory, model
 from .rewrite import function_of, is_kernel
 
@@ -75,6 +75,8 @@ def device(name=None):
     Returns a Device. Raises ValueError for an unknown name, KernelError for a device that is not there.
     """
     reason = "asked for by device="
+    if name is None and lines.active():
+        return Device("cpu", "lines are counted there")
     if name is None:
         name, reason = os.environ.get("NUMBA_FLASH_DEVICE") or None, "asked for by NUMBA_FLASH_DEVICE"
     if isinstance(name, Device):
@@ -127,6 +129,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
         raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
     if name == "cpu":
         counts = cpu.run(kernel, grid, block, args, int(shared_bytes), is_strict(strict))
+    elif lines.active():
+        raise ValueError(f"lines are counted on the CPU engine: leave out device={name!r}, and pass NumPy arrays")
     elif strict:
         raise ValueError(
             f"strict=True works on the CPU engine only: add device='cpu' (this launch would run on {name!r})"

@@ -26,6 +26,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.np.numpy_support import as_dtype
 
 from ..errors import Unsupported
+from ..hbm.lines import Call, Function
 
 COORDINATES = {
     f"{name}.{axis}": f"_nf_{letter}{axis}"
@@ -84,6 +85,8 @@ class Program:
     constants: dict[str, str] = field(default_factory=dict)  # module-level name -> expression
     functions: list[str] = field(default_factory=list)  # device functions, callees first
     lines: dict[int, Site] = field(default_factory=dict)  # line of `source` -> where it came from
+    texts: list[Function] = field(default_factory=list)  # the kernel and its device functions, as they were written
+    calls: list[Call] = field(default_factory=list)  # of device functions
     kernel: str = ""
     hidden: list[str] = field(default_factory=list)  # the kernel's arguments before the learner's own
     source: str = ""
@@ -206,7 +209,8 @@ class Scope:
         self.file = function.__code__.co_filename
         self.first_line = function.__code__.co_firstlineno
         try:
-            self.tree = definition_in(inspect.getsource(function.__code__))
+            self.source = inspect.getsource(function.__code__)
+            self.tree = definition_in(self.source)
         except (OSError, TypeError, SyntaxError, StopIteration):
             raise Unsupported(
                 f"the source of {function.__name__} cannot be read: define it with def in a file or a notebook cell",
@@ -276,6 +280,9 @@ class FunctionRewriter(ast.NodeTransformer):
         self.number = writer.started
         writer.started += 1
         self.temporaries = 0
+        self.text = text_of(self.scope)
+        if self.text not in self.program.texts:
+            self.program.texts.append(self.text)
 
     # --- helpers
 
@@ -570,11 +577,18 @@ class FunctionRewriter(ast.NodeTransformer):
                 raise self.unsupported(
                     node, f"{callee.__name__} holds a barrier, so its call must stand alone: x = {callee.__name__}(...)"
                 )
+            self.note_call(node, function_of(callee))
             function, hidden = self.writer.emit(function_of(callee))
             arguments = [self.use(argument) for argument in hidden] + [self.visit(part) for part in node.args]
             keywords = [ast.keyword(word.arg, self.visit(word.value)) for word in node.keywords]
             return ast.Call(ast.Name(function, ast.Load()), arguments, keywords)
         return self.generic_visit(node)
+
+    def note_call(self, node, callee):
+        """Remember which names a call hands on, for those who ask where a device function gets a tensor from."""
+        given = [*zip(signature_of(callee).parameters, node.args), *((word.arg, word.value) for word in node.keywords)]
+        given = tuple((parameter, value.id) for parameter, value in given if isinstance(value, ast.Name))
+        self.program.calls.append(Call(self.text, self.line(node), text_of(Scope(callee)), given))
 
     def cuda_call(self, node, name):
         if name in ("grid", "gridsize"):
@@ -678,6 +692,7 @@ class FunctionRewriter(ast.NodeTransformer):
             bound = signature_of(callee).bind(*node.args, **{word.arg: word.value for word in node.keywords})
         except TypeError as error:
             raise self.unsupported(node, f"{callee.__name__}: {error}") from None
+        self.note_call(node, callee)
         statements = []
         for name, parameter in signature_of(callee).parameters.items():
             value = (
@@ -696,6 +711,10 @@ class FunctionRewriter(ast.NodeTransformer):
         self.writer.active.pop()
         statements.append(ast.Assign([result], value) if result is not None else ast.Expr(value))
         return statements
+
+
+def text_of(scope):
+    return Function(scope.function.__name__, scope.file, scope.first_line, scope.source.rstrip("\n"))
 
 
 def names_tested(tree):

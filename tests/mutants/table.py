@@ -11,7 +11,7 @@ def pytest_terminal_summary(terminalreporter):
     rows = [value for r in reports for name, value in r.user_properties if name == "mutant"]
     if not rows:
         return
-    from .faults import MUTANTS  # not at the top: conftest.py imports this before it chooses a cache
+    from numba_flash.course.faults import MUTANTS  # not at the top: conftest.py imports this before it chooses a cache
 
     order = [(mutant.file, mutant.fault.name) for mutant in MUTANTS]
     rows.sort(key=lambda row: order.index((row[0], row[1])))

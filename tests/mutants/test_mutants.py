@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from .faults import FAULTS, MUTANTS, PACKAGE
+from numba_flash.course.faults import FAULTS, MUTANTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RACES = ["tests/engine/test_orders.py::test_stages_have_no_races_and_read_nothing_unwritten"]  # strict, 3 tiles or more

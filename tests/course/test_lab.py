@@ -1,0 +1,401 @@
+"""The lab: every fault that may be drawn loads and shows; answers, nudges and a student's tests are judged rightly."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import numba_flash as nf
+from numba_flash import __main__ as cli
+from numba_flash.course import lab, score
+from numba_flash.course.faults import MUTANTS, PACKAGE
+from numba_flash.course.symptoms import (
+    EASY,
+    INPUTS,
+    STRICT,
+    Right,
+    examine,
+    finding,
+    gap,
+    inputs_of,
+    installed,
+    plant,
+    strict_mode,
+)
+from numba_flash.stages import STAGES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ALL = lab.pool()
+FILES = list(dict.fromkeys(mutant.file for mutant in ALL))
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_FLASH_DEVICE": "cpu", "PYTHONIOENCODING": "utf-8"}
+
+
+def mutant(name):
+    return next(m for m in MUTANTS if m.name == name)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """The command in this process -> exit status, standard output, standard error."""
+    monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
+
+    def run(*args):
+        try:
+            status = cli.main(["lab", *map(str, args)])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def seed_of(name, stage=None, level="easy"):
+    """The seed that draws this fault."""
+    return next(s for s in range(len(ALL)) if lab.draw(s, stage, level).name == name)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_seed_draws_another_fault_until_all_have_been():
+    for stage, level in ((None, "easy"), (None, "hard"), ("flash", "easy"), ("flash2", "hard")):
+        drawn = lab.pool(stage, level)
+        names = [lab.draw(seed, stage, level).name for seed in range(len(drawn))]
+        assert sorted(names) == sorted(m.name for m in drawn)
+        assert names[2] == lab.draw(2 + len(drawn), stage, level).name == lab.draw(2, stage, level).name
+    for stage in STAGES:
+        assert len(lab.pool(stage, "easy")) >= 4
+    assert len(ALL) > 130
+
+
+def test_easy_needs_no_more_than_the_first_lessons():
+    for one in lab.pool(level="easy"):
+        assert one.direction == "forward"
+        assert one.fault.shown_by in {*EASY, "bill", "strict"}
+
+
+def test_the_changed_line_is_in_the_listing_and_no_pass_gives_it_away():
+    for one in ALL:
+        planted = plant(one)
+        source = planted.source.splitlines()
+        compile(planted.source, one.file, "exec")
+        assert not re.search(r"^\s*pass\b", planted.source, flags=re.MULTILINE), one.name
+        right = (PACKAGE / one.file).read_text(encoding="utf-8").splitlines()
+        assert planted.lines
+        for line in planted.lines:
+            assert source[line - 1].strip()
+            assert planted.missing or source[line - 1] not in planted.before
+        for line in planted.before:
+            assert line in right
+        case = lab.Case(seed_of(one.name, one.stage, "hard"), one.stage, "hard")
+        for line in planted.lines:
+            case.check(line)
+
+
+def test_a_line_that_is_gone_takes_its_empty_loop_along():
+    planted = plant(mutant("flash2: O not rescaled"))
+    assert planted.missing
+    assert [line.split("#")[0].strip() for line in planted.before] == ["for t in range(d):", "O_i[t] *= old"]
+    around = [planted.source.splitlines()[line - 1].split("#")[0].strip() for line in planted.lines]
+    assert around == ["l_i *= old", "for c in range(min(Bc, keys - j)):"]
+
+
+def test_the_lines_around_a_gap_hold_code():
+    assert gap(["a", "", "# b", "c"], 1) == [1, 4]
+
+
+@pytest.mark.parametrize("name", ["tiled: scores without barrier 1", "naive: L without m"])
+def test_a_sample_of_the_faults_shows(name):
+    assert shows(mutant(name))
+    found = examine(mutant(name), plant(mutant(name)).source, list(EASY[:3]))
+    assert mutant(name).fault.shown_by in found.kinds
+    assert bool(found.strict) == ("barrier" in name)
+
+
+def shows(one):
+    """Whether the input that is said to show a fault does."""
+    shown_by, before = one.fault.shown_by, STAGES[one.stage]
+    names = {"bill": ["whole"], "causal bill": ["causal"], "strict": STRICT}.get(shown_by, [shown_by])
+    right = Right(one.stage, one.direction)
+    kept = {name: right.of(name) for name in names}
+    with installed(one, plant(one).source):
+        if shown_by == "strict":
+            return any(strict_mode(one.stage, one.direction, name, kept[name][2]) for name in names)
+        found = finding(one.stage, one.direction, names[0], *kept[names[0]])
+    assert STAGES[one.stage] is before
+    return bool(found.diff) and found.right if "bill" in shown_by else not found.right
+
+
+SWEEP = """
+import sys
+from tests.course.test_lab import mutant, shows
+print(*(name for name in sys.argv[1:] if not shows(mutant(name))), sep="; ")
+"""
+
+
+def sweep(mutants, folder):
+    """In a process that optimises nothing, with a cache of its own: most of the time goes into compiling."""
+    environment = ENVIRONMENT | {"NUMBA_OPT": "0", "NUMBA_FLASH_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", SWEEP, *(one.name for one in mutants)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stdout + done.stderr
+
+
+@pytest.mark.course
+def test_some_faults_show_where_they_are_said_to(tmp_path):
+    """One of each thing that may show a fault; the stages that compile fastest first."""
+    sweep({one.fault.shown_by: one for one in reversed(ALL)}.values(), tmp_path)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("file", FILES)
+def test_every_fault_shows_where_it_is_said_to(file, tmp_path):
+    sweep([one for one in ALL if one.file == file], tmp_path)
+
+
+def check_right(file):
+    """A right stage shows nothing at all."""
+    one = next(m for m in ALL if m.file == file)
+    found = examine(one, (PACKAGE / file).read_text(encoding="utf-8"), inputs_of(one.direction))
+    assert found.kinds == []
+    assert found.orders
+    assert found.loose
+
+
+@pytest.mark.parametrize("file", ["stages/naive.py", "stages/naive_backward.py"])
+def test_a_right_stage_shows_nothing(file):
+    check_right(file)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("file", FILES)
+def test_no_right_stage_shows_anything(file):
+    check_right(file)
+
+
+# --- the game ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_without_a_terminal(run):
+    name = "tiled: scores without barrier 1"
+    seed = seed_of(name, "tiled")
+    status, out, err = run("--stage", "tiled", "--seed", seed)
+    assert status == 0
+    assert err == ""
+    assert run("--stage", "tiled", "--seed", seed)[1] == out
+    assert max(map(len, out.splitlines())) <= 80
+    planted = plant(mutant(name))
+    for line in planted.lines:
+        assert f"\n {line}  " in out
+    for text in ("whole tiles: N = N_k = 32", "WRONG", "RaceDetected, see below", "with no barrier between",
+                 f"lab --seed {seed} --stage tiled --line NUMBER"):  # fmt: skip
+        assert text in " ".join(out.split())
+    assert "missing barrier" not in out
+    wrong = next(n for n in range(min(planted.lines) - 9, 999) if n not in planted.lines)
+    status, out, _ = run("--stage", "tiled", "--seed", seed, "--line", wrong)
+    assert status == 1
+    assert "Is a barrier missing" in out
+    assert "cuda.syncthreads()" not in out
+    for line in planted.lines:
+        status, out, _ = run("--stage", "tiled", "--seed", seed, "--line", line)
+        assert status == 0
+        assert "Right: a line is missing" in out
+        assert "cuda.syncthreads()" in out
+        assert "a missing barrier" in out
+
+
+def test_the_result_as_json(run, tmp_path):
+    name = "tiled: K not through its tile"
+    seed, line = seed_of(name, "tiled"), plant(mutant(name)).lines[0]
+    case = json.loads(run("--stage", "tiled", "--seed", seed, "--json")[1])
+    assert "fault" not in case and "line" not in case
+    assert case["symptoms"]["inputs"]["whole"]["right"] and case["symptoms"]["inputs"]["whole"]["bill"]
+    file = tmp_path / "result.json"
+    status, out, _ = run("--stage", "tiled", "--seed", seed, "--line", line + 2, "--json", file)
+    assert status == 1
+    assert f" and {line} (" in " ".join(out.split())  # the nudge names the lines that touch K
+    assert json.loads(file.read_text())["found"] is False
+    run("--stage", "tiled", "--seed", seed, "--line", line, "--json", file)
+    result = json.loads(file.read_text())
+    assert (result["found"], result["fault"], result["tries"]) == (True, "K not through its tile", [line])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_on_a_terminal():
+    """Wrong answers are nudged, more each time; nonsense and lines outside are asked again."""
+    import pty
+
+    name = "naive: L without m"
+    seed, (line,) = seed_of(name, "naive"), plant(mutant(name)).lines
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "numba_flash", "lab", "--stage", "naive", "--seed", str(seed)]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT, close_fds=True)
+    os.close(slave)
+    os.write(master, f"abc\n1\n{line - 1}\n{line + 1}\n{line}\n".encode())
+    out = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        out += part
+    assert process.wait(60) == 0
+    os.close(master)
+    out = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.decode()).split())
+    assert "'abc' is no line number" in out
+    assert "line=1 is not in the listing" in out
+    assert "out is right, and lse is not" in out
+    assert "between the lines" in out
+    assert "Right: line" in out
+
+
+def test_a_solution_is_shown(run):
+    status, out, _ = run("--stage", "naive", "--seed", seed_of("naive: L without m", "naive"), "--solution")
+    assert status == 0
+    assert "The fault: " in out
+    assert "What gives it away" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--stage flash9", "invalid choice: 'flash9'"),
+        ("--line 0", "'0' is not valid"),
+        ("--line 9999", "line=9999 is not in the listing, which has the lines"),
+        ("--seed -1", "'-1' is not valid"),
+        ("--json no/such/folder/file", "does not exist"),
+        ("--test no_such_file.py", "there is no such file"),
+        ("--test . ", "cannot be read"),
+        ("--test x.py --line 3", "--line does not go with --test"),
+        ("--all", "--all is for --test FILE"),
+    ],
+)
+def test_a_value_that_will_not_do(run, line, says):
+    status, out, err = run(*line.split())
+    assert status == 2
+    assert out == ""
+    assert says in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+# --- a student's test -------------------------------------------------------------------------------------------------
+
+LOOSE = """
+import numpy as np
+from numba_flash import reference
+
+def test(attention):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 64, 16), dtype=np.float32)
+    assert np.allclose(attention(q, k, v), reference.attention(q, k, v)[0], atol=1e-2)
+"""
+EXACT = """
+import os
+import numba_flash as nf
+from numba_flash import testing
+
+def test(attention):
+    cases = [c for c in testing.cases() if c.name in ("N_q = 33, N_k = 65", "scale 0.3")]
+    testing.assert_exact(lambda q, k, v, scale: attention(q, k, v, scale, return_lse=True), cases=cases)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def test(attention:\n", "is not Python, line 1"),
+        ("def check(attention):\n    pass\n", "defines no test: write def test(attention):"),
+        ("def test(attention):\n    pass\x00", "is not Python"),
+        ("import no_such_module\ndef test(attention):\n    pass\n", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_file_that_is_no_test(run, write, text, says):
+    status, out, err = run("--test", write(text))
+    assert (status, out) == (2, "")
+    assert says in " ".join(err.split())
+
+
+def test_a_test_that_fails_on_a_right_kernel(run, write):
+    text = "def test(attention):\n    print('x' * 10**7)\n    assert attention.stage == 'flash', 'not flash'\n"
+    status, out, _ = run("--test", write(text), "--stage", "naive")
+    assert status == 1
+    assert "fails on the right kernel of stage 'naive'" in " ".join(out.split())
+    assert "test in line 3: AssertionError: not flash" in out
+    assert "It printed:" in out
+    assert len(out) < 3000
+
+
+def test_a_test_without_end_is_stopped(run, write, monkeypatch):
+    monkeypatch.setattr(score, "LIMIT", 3)
+    text = "import subprocess, sys\ndef test(attention):\n"
+    text += "    subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+    status, out, _ = run("--test", write(text), "--stage", "naive")
+    assert status == 1
+    assert "it did not end within 3 seconds" in " ".join(out.split())
+
+
+def test_what_a_test_finds(write):
+    """In this process: the loose test sees a wrong product, not a wrong lse; the exact one does."""
+    product, lse = "naive: scores not scaled", "naive: L without m"
+    for text, fault, kind in (
+        (LOOSE, "", "passed"), (LOOSE, product, "failed"), (LOOSE, lse, "passed"), (EXACT, "", "passed"),
+        (EXACT, lse, "failed"),
+    ):  # fmt: skip
+        assert score.trial(write(text), fault, ["naive"])["kind"] == kind, (text, fault)
+
+
+def test_the_choice_of_faults():
+    """Some: of as many kinds as can be, others for another seed; none whose pass the tests do not call."""
+    some = score.chosen(None, score.TESTS["test"], 1, False)
+    assert len(some) == score.SOME == len({m.name for m in some})
+    assert {m.direction for m in some} == {"forward"}
+    assert {m.stage for m in some} == set(STAGES)
+    assert len({m.fault.shown_by for m in some}) >= 9
+    again, other = (score.chosen(None, score.TESTS["test"], seed, False) for seed in (1, 2))
+    assert some == again != other
+    everything = score.chosen("flash2", score.TESTS["test"], 1, True)
+    assert {m.direction for m in everything} == {"forward", "split"}
+    assert all(m.fault.shown_by in score.NEEDS for m in ALL)
+
+
+@pytest.mark.course
+def test_a_score(run, write, tmp_path):
+    file = tmp_path / "score.json"
+    status, out, _ = run("--test", write(LOOSE), "--json", file)
+    assert status == 1
+    result = json.loads(file.read_text())
+    assert len(result["faults"]) == score.SOME
+    assert 1 <= result["killed"] < score.SOME / 2
+    assert f"Your test kills {result['killed']} of {score.SOME}" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for fault in result["faults"]:
+        assert fault["killed"] or fault["needs"].split(",")[0] in " ".join(out.split())
+
+
+def test_the_stages_are_as_they_were():
+    one = mutant("naive: L without m")
+    before = dict(STAGES)
+    with pytest.raises(KeyError), installed(one, plant(one).source):
+        assert STAGES["naive"] is not before["naive"]
+        assert list(STAGES) == list(before)
+        q = np.ones((1, 3, 4), np.float32)
+        assert np.allclose(nf.attention(q, q, q, stage="naive", return_lse=True, device="cpu")[1], np.log(3))
+        raise KeyError
+    assert before == STAGES
+    assert len(INPUTS) == len({x.what for x in INPUTS.values()})
