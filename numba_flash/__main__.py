@@ -23,6 +23,7 @@ from . import (
     flops,
     ledger,
     lesson,
+    player,
     predict,
     reference,
     report,
@@ -133,6 +134,7 @@ def make_parser():
     sub.add_argument("--repeats", type=number(1, None), default=5, metavar="R", help=repeats)
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
     add_json(sub)
+    player.add_command(command)
     return parser
 
 

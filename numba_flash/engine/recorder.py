@@ -1,4 +1,4 @@
-"""What a kernel does, entry by entry: `with recording() as record:` keeps every access of each launch on the CPU engine.
+"""What a kernel does, entry by entry: `with recording() as record:` keeps every access of each launch, on the CPU.
 
 The kernel stays as it is. In a recording the engine rewrites it once more, so that it also notes each value that it
 assigns to a name and each turn of its loops; and its arrays, shared and local ones too, are of a type whose accesses
@@ -102,20 +102,20 @@ class RecordedArray:
 
 @dataclass
 class Launch:
-    """One recorded launch, and its entries in the order in which they came: block by block (`ends[b]` is where block
-    number b ends), in each phase thread by thread. `phase` counts the barriers that a block has passed, over the launch.
+    """One recorded launch, and its entries in the order in which they came: block by block, in each phase thread by
+    thread. A phase is the time between two barriers of one block; phases are numbered over the whole launch.
     """
 
     kernel: str
     function: object
     grid: tuple
     block: tuple
-    arrays: list
-    sites: list
-    notes: list
-    blocks: list  # the blocks (x, y, z), as they ran
-    ends: list
-    words: np.ndarray
+    arrays: list  # of RecordedArray, by the number that entries give; None for an argument that is a number
+    sites: list  # of rewrite.Site
+    notes: list  # of Note
+    blocks: list  # (x, y, z) of each block, as they ran
+    ends: list  # for each of them, how many entries there were when it was done
+    words: np.ndarray  # the log: see access.py
 
     phase = cached_property(lambda self: self.words[:, 0] >> 32)
     line = cached_property(lambda self: self.words[:, 0] & 0xFFFFFFFF)  # of the kernel's file, 1 is the first
@@ -140,7 +140,7 @@ class Launch:
 
     @property
     def shared_bytes(self):
-        return sum(array.nbytes for array in self.arrays if array.space == "shared")
+        return sum(array.nbytes for array in self.arrays if array and array.space == "shared")
 
 
 class Recording:
@@ -190,7 +190,7 @@ def check(kernel, names, args, strict):
 
 def arrays(program, args, memory):
     """What the arrays of a launch are, by their number in the log: arguments (None for a number), shared, local."""
-    found = [isinstance(value, np.ndarray) and RecordedArray(name, "global", value.shape, value.dtype) or None
+    found = [(isinstance(value, np.ndarray) and RecordedArray(name, "global", value.shape, value.dtype)) or None
              for name, value in zip(program.parameters, args, strict=True)]  # fmt: skip
     hidden = [(array.name, "shared") for array in program.shared.values()]
     hidden += [(array.name, "local") for array in program.local.values()]

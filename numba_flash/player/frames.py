@@ -1,9 +1,9 @@
-"""From a recording to frames: what a person can watch of a launch, one step of the algorithm a frame.
+"""From a recording to frames: what a person can watch of a launch, one step of the algorithm per frame.
 
 A frame is a piece of one block between two barriers: the statements that belong to one line of the algorithm, done by
-all threads. The log has them thread by thread; frames have them in the order of the source, as if threads moved in step.
-A loop is gone through turn by turn where each turn is a step of the algorithm: where it holds a barrier, or brings both
-m_i and l_i up to date. All other loops are one piece.
+all threads. The log has them thread by thread; frames have them in the order of the source, as if all threads moved at
+once. A loop is gone through turn by turn where each turn is a step of the algorithm: where it holds a barrier, or brings
+both m_i and l_i up to date. All other loops are one piece.
 """
 
 import ast
@@ -21,13 +21,17 @@ from ..hbm.ledger import Bill, Count
 PAPER_LINE = re.compile(r"# Alg\. (\d+), l\. (\d+(?: and \d+)*)")
 KINDS = {READ: "read", WRITE: "written", ATOMIC: "updated"}
 ROWS, COLUMNS = ("i", "row"), ("t", "col")  # what kernels call the query and the column of a thread
+FOLLOWED = {(name, "global", 3) for name in "OSP"} | {(name, "global", 2) for name in "mlL"}
+FOLLOWED |= {("O_i", "local", 1), ("S_ij", "shared", 2), ("P_ij", "shared", 2)}  # name, space, axes
 MAX_FRAMES = 4096
 
 
 @dataclass(frozen=True)
 class Touch:
     """What a frame did with one array: the box lo..hi (inclusive, per axis) of the elements that it touched, how many
-    they are, and in how many accesses. kind: "read", "written", "updated" (atomics)."""
+    they are, and in how many accesses. kind: "read", "written", "updated" (atomics). A local array has the thread as
+    its first axis.
+    """
 
     array: int
     kind: str
@@ -41,7 +45,8 @@ class Touch:
 class Frame:
     """A step of a launch. `block` (x, y, z); `phase`: barriers the block has passed; `lines` of the kernel's file that
     ran; `paper`: lines of the algorithm, from the comments; `turns`: loop variable -> (least, greatest) value over the
-    threads; `filled`: shared array -> elements that the block has written so far; `row`: what changed of the chosen row.
+    threads; `queries`: (least, greatest) query that they work on, or None; `filled`: shared array -> elements that the
+    block has written so far; `row`: what changed of the chosen row.
     """
 
     launch: int
@@ -50,6 +55,7 @@ class Frame:
     lines: tuple
     paper: tuple
     turns: dict
+    queries: tuple | None
     touches: list
     filled: dict
     row: dict = field(default_factory=dict)
@@ -75,7 +81,7 @@ def frames(record, row=0, head=0):
                 raise ValueError(f"{launch.kernel} has more than {MAX_FRAMES:,} steps: take larger tiles or fewer rows")
     read = written = 0
     for frame in found:
-        for tensor, count in counts(record, frame).items():
+        for count in counts(record, frame).values():
             read, written = read + count.read_bytes, written + count.write_bytes
         frame.read_bytes, frame.write_bytes = read, written
     return found
@@ -101,7 +107,7 @@ def bill(record, found):
     return total
 
 
-# --- where a line of a kernel belongs -----------------------------------------------------------------------------------
+# --- where a line of a kernel belongs ---------------------------------------------------------------------------------
 
 
 class Plan:
@@ -174,7 +180,7 @@ def labels(source, first):
     return {line: {int(n) for n in match[2].split(" and ")} for line, match in found.items() if match[1] == main}
 
 
-# --- one block ----------------------------------------------------------------------------------------------------------
+# --- one block --------------------------------------------------------------------------------------------------------
 
 
 class Events:
@@ -209,7 +215,7 @@ class Events:
         since = self.start
         if parent is not None:
             outer = self.noted(lambda note: note.is_loop and note.line == parent)
-            since = np.maximum.accumulate(np.where(outer | (self.start == np.arange(self.size)), np.arange(self.size), 0))
+            since = np.maximum(self.start, np.maximum.accumulate(np.where(outer, np.arange(self.size), 0)))
         return total - total[since] + begins[since]
 
 
@@ -229,16 +235,16 @@ def _block(number, launch, plan, block, part, row, head):
     for loop, entries in inside.items():
         value, there = events.carried(events.noted(lambda note, loop=loop: note.is_loop and note.line == loop))
         name = next(note.name for note in events.notes if note and note.is_loop and note.line == loop)
-        ok = entries & there
-        for at in np.unique(place[ok]):
-            values = value[ok & (place == at)]
-            turns[at][name] = int(values.min()), int(values.max())
-    touched = touches(events, launch, place, total)
+        for at, extent in enumerate(extents(value, entries & there, place, total)):
+            if name and extent:
+                turns[at][name] = extent
+    queries = extents(*events.carried(events.noted(lambda note: note.name in ROWS)), place, total)
+    listed, stored = touches(events, launch, place, total)
     rows = row_values(events, launch, place, total, row, head)
     written, filled = {a.name: set() for a in launch.arrays if a and a.space == "shared"}, []
     for at in range(total):
         for array in written:
-            written[array] |= touched[1][at].get(array, set())
+            written[array] |= stored[at].get(array, set())
         filled.append({array: len(elements) for array, elements in written.items()})
     found, label = [], set()
     named = {n for group in plan.labels.values() for n in group}
@@ -247,8 +253,17 @@ def _block(number, launch, plan, block, part, row, head):
         paper = set().union(*here) or (named if len(named) == 1 else label)
         label = here[-1] if here else label  # what an unlabelled line after it belongs to
         phase = int(events.phase[order[starts[at]]] - first_phase)
-        found.append(Frame(number, block, phase, tuple(lines[at]), tuple(sorted(paper)), turns[at], touched[0][at], filled[at], rows[at]))
+        found.append(Frame(number, block, phase, tuple(lines[at]), tuple(sorted(paper)), turns[at], queries[at],
+                           listed[at], filled[at], rows[at]))  # fmt: skip
     return found
+
+
+def extents(value, there, place, total):
+    """(least, greatest) `value` of the entries `there` of each frame, or None."""
+    least, most = np.full(total, np.inf), np.full(total, -np.inf)
+    np.minimum.at(least, place[there], value[there])
+    np.maximum.at(most, place[there], value[there])
+    return [(int(a), int(b)) if a <= b else None for a, b in zip(least, most, strict=True)]
 
 
 def frame_numbers(events, plan):
@@ -294,8 +309,8 @@ def touches(events, launch, place, total):
         frame, number = divmod(rest, len(launch.arrays))
         array = launch.arrays[number]
         elements = np.unique(element[start:end])
-        size = int(np.prod(array.shape))
-        index = np.unravel_index(elements % size, array.shape)
+        shape = (int(np.prod(launch.block)), *array.shape) if array.space == "local" else array.shape
+        index = np.unravel_index(elements, shape)
         lo, hi = (tuple(int(f(axis)) for axis in index) for f in (np.min, np.max))
         listed[frame].append(Touch(number, KINDS[kind], lo, hi, len(elements), int(end - start)))
         if array.space == "shared" and kind != READ:
@@ -303,7 +318,7 @@ def touches(events, launch, place, total):
     return listed, written
 
 
-# --- one row ------------------------------------------------------------------------------------------------------------
+# --- one row ----------------------------------------------------------------------------------------------------------
 
 
 def row_values(events, launch, place, total, row, head):
@@ -332,7 +347,7 @@ def row_values(events, launch, place, total, row, head):
             elif has_column[at] and column[at] < names["O"].shape[-1]:
                 enter(place[at], "O", float(events.value[at]), int(column[at]))
     for number, array in enumerate(launch.arrays):
-        if array is None or array.name not in ("O", "O_i", "m", "l", "L", "S", "P", "S_ij", "P_ij"):
+        if array is None or (array.name, array.space, len(array.shape)) not in FOLLOWED:
             continue
         writes = (events.kind == WRITE) & (events.array == number)
         if array.space == "global":
