@@ -72,6 +72,12 @@ class RecordingRewriter(FunctionRewriter):
                  if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]  # fmt: skip
         return [self.note(statement, name) for name in names if getattr(statement, "value", None) is not None]
 
+    def visit_Expr(self, node):
+        """After a barrier other threads have run: what follows in the same line is marked again."""
+        new = super().visit_Expr(node)
+        is_barrier = isinstance(new, ast.Expr) and isinstance(new.value, ast.Yield)
+        return [new, *self.mark(node)] if is_barrier else new
+
     def turn(self, node, loop):
         """The loop with a note at the start of each turn, before its check of whether to stop."""
         if self.notes_names:

@@ -2,8 +2,8 @@
 
 A frame is a piece of one block between two barriers: the statements that belong to one line of the algorithm, done by
 all threads. The log has them thread by thread; frames have them in the order of the source, as if all threads moved at
-once. A loop is gone through turn by turn where each turn is a step of the algorithm: where it holds a barrier, or brings
-both m_i and l_i up to date. All other loops are one piece.
+once. A loop is gone through turn by turn where each turn is a step of the algorithm: where it holds a barrier, or
+brings both m_i and l_i up to date. All other loops are one piece.
 """
 
 import ast
@@ -67,8 +67,8 @@ def frames(record, row=0, head=0):
     """The frames of a Recording, and in `row` of each what it changed for query `row` of `head` -> list of Frame.
 
     `row` maps "m", "l" and "L" to a number, "O" to {column: number}, "S" and "P" to {key: number}, as the kernel had
-    them: in registers, in shared memory (keys are counted in the tile then) or in HBM. ValueError where there are more
-    than MAX_FRAMES.
+    them in registers or in HBM, and "S_ij" and "P_ij" to {key, counted in the tile: number}, in shared memory. ValueError
+    where there are more than MAX_FRAMES.
     """
     found = []
     for number, launch in enumerate(record.launches):
@@ -361,6 +361,6 @@ def row_values(events, launch, place, total, row, head):
             first = events.line[writes].min(initial=2**31)
             for at in np.flatnonzero(writes & mine):
                 index = np.unravel_index(events.element[at], array.shape)
-                name = "S" if array.name == "S_ij" and events.line[at] == first else "P"  # which takes its place
+                name = array.name if events.line[at] == first else "P_ij"  # which takes the place of S_ij
                 enter(place[at], name, float(events.value[at]), int(index[array.name == "P_ij"]))
     return rows

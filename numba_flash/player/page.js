@@ -115,9 +115,9 @@ function statesOf(play) {
   let state = {};
   return play.frames.map((frame) => {
     state = { ...state };
-    if (frame.row.S && "0" in frame.row.S && play.chip) delete state.P; // a new tile
+    if (frame.row.S_ij && "0" in frame.row.S_ij) delete state.P_ij; // a new tile
     for (const [name, value] of Object.entries(frame.row)) {
-      const fresh = ["S", "P"].includes(name) && play.chip && "0" in value;
+      const fresh = name.endsWith("_ij") && "0" in value;
       state[name] = typeof value === "object" ? { ...(fresh ? {} : state[name]), ...value } : value;
     }
     return state;
@@ -170,7 +170,7 @@ function stage(play, at) {
     values.append(make("div", { "data-name": name }, make("dt", {}, name), value));
     return [name, value];
   });
-  const lists = ["S", "P", "O"].filter((name) => states.some((state) => name in state)).map((name) => {
+  const lists = ["S", "S_ij", "P", "P_ij", "O"].filter((name) => states.some((state) => name in state)).map((name) => {
     const length = Math.max(...states.map((state) => Object.keys(state[name] || {}).length));
     const drawn = strip(name, length, largest(states, name));
     const list = make("p", { class: "list", "data-list": name });
@@ -269,9 +269,8 @@ function stage(play, at) {
     for (const [name, drawn, list] of lists) {
       const there = state[name] || {}, keys = Object.keys(there).map(Number).sort((a, b) => a - b);
       const row = keys.map((key) => there[key]);
-      const tile = play.chip && name !== "O" ? `${name}_ij` : name;
-      drawn.draw(row, `${tile}, ${row.length} values`);
-      list.textContent = `${tile}: ${row.map(shown).join("  ") || "nothing yet"}`;
+      drawn.draw(row, `${name}, ${row.length} values`);
+      list.textContent = `${name}: ${row.map(shown).join("  ") || "nothing yet"}`;
       list.setAttribute("data-values", row.join());
     }
     algorithm.forEach((line, n) => line.classList.toggle("lit", frame.algorithm.includes(n)));

@@ -78,7 +78,7 @@ ALGORITHMS = {
             Line(
                 9,
                 "",
-                "        m_new = max(m_i, row maxima); P_ij = exp(S_ij − m_new); l_i = e^(m_i − m_new) l_i + sums",
+                "        m_new = max(m_i, max S_ij); P_ij = exp(S_ij − m_new); l_i = e^(m_i − m_new) l_i + Σ P_ij",
             ),
             Line(10, "", "        O_i = e^(m_i − m_new) O_i + P_ij V_j"),
             Line(12, "", "    O_i = O_i / l_i"),

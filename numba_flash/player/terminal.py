@@ -32,7 +32,7 @@ def picture(play, at, height=60, width=report.WIDTH):
     algorithm, lit = ALGORITHMS[play.stage], play.algorithm(frame)
     parts = [report.heading(f"Play: {play.stage}", play.facts), Text(step + where), Text(f" {play.says(frame)}")]
     parts += ["", report.tile_map(*maps(play, frame)), ""]
-    parts += [gauge("SRAM", launch.shared_bytes, STATIC_SHARED, "of a block's")]
+    parts += [gauge("SRAM", launch.shared_bytes, STATIC_SHARED, "of shared memory")]
     done, whole = frame.read_bytes + frame.write_bytes, play.bill.total_bytes
     parts += [gauge("HBM", done, whole, "of the bill"), *of_row(play, at), ""]
     parts += [Text(f" {algorithm.name}", style="bold")]
@@ -122,7 +122,7 @@ def digest(play):
     screen.print(report.heading(f"Play: {play.stage}", play.facts))
     screen.print()
     screen.print(report.table(["step", "kernel", "line", "HBM bytes", "what it does"], rows))
-    often = f", one of {every} is" if every > 1 else " is"
+    often = f"; 1 in {every} of those is" if every > 1 else ", and are"
     screen.print()
     screen.print(
         report.prose(f"""
