@@ -67,8 +67,8 @@ def frames(record, row=0, head=0):
     """The frames of a Recording, and in `row` of each what it changed for query `row` of `head` -> list of Frame.
 
     `row` maps "m", "l" and "L" to a number, "O" to {column: number}, "S" and "P" to {key: number}, as the kernel had
-    them in registers or in HBM, and "S_ij" and "P_ij" to {key, counted in the tile: number}, in shared memory. ValueError
-    where there are more than MAX_FRAMES.
+    them in registers or in HBM, and "S_ij" and "P_ij" to {key, counted in the tile: number}, in shared memory.
+    ValueError where there are more than MAX_FRAMES.
     """
     found = []
     for number, launch in enumerate(record.launches):
