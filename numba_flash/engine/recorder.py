@@ -186,8 +186,8 @@ def active():
 def check(kernel, names, args, strict):
     """ValueError for a launch that cannot be recorded."""
     if strict:
-        raise ValueError(f"strict=True: {kernel} is being recorded, and a recording does not look for races: "
-                         "run strict mode without it")  # fmt: skip
+        raise ValueError(f"strict=True (or NUMBA_FLASH_STRICT=1): {kernel} is being recorded, and a recording does not "
+                         "look for races: leave one of the two out")  # fmt: skip
     for name, value in zip(names, args, strict=True):
         if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
             raise ValueError(f"argument {name} of {kernel} is not contiguous, which a recording cannot follow: "

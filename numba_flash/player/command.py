@@ -23,8 +23,8 @@ def add_command(command):
     sub.add_argument("--d", type=number(1, MAX_D), default=16, metavar="D", help=what)
     what = "T for square tiles, Br Bc for those of flash and flash2 (default: about 4 x 4 tiles)"
     sub.add_argument("--blocks", type=number(1), nargs="+", metavar="B", help=what)
-    what = "the query whose m, l and O are followed (default: %(default)s)"
-    sub.add_argument("--row", type=number(0), default=5, metavar="I", help=what)
+    what = "the query whose m, l and O are followed (default: 5, or the last)"
+    sub.add_argument("--row", type=number(0), metavar="I", help=what)
     sub.add_argument("--causal", action="store_true", help="query i sees keys up to i")
     sub.add_argument("--seed", type=number(0), default=0, metavar="S", help="seed of the random input (default: 0)")
     sub.add_argument("--speed", type=number(1, 60), default=4, metavar="F", help="steps per second (default: 4)")

@@ -115,14 +115,15 @@ def largest_n(d):
     return math.isqrt(LIMIT // (12 * max(d, SQUARE) + 40))
 
 
-def play(stage, *, n=64, d=16, blocks=None, row=5, causal=False, seed=0):
-    """Run and record a stage -> Play. blocks: as `attention` takes them (default: about 4 × 4 tiles).
+def play(stage, *, n=64, d=16, blocks=None, row=None, causal=False, seed=0):
+    """Run and record a stage -> Play. blocks: as `attention` takes them (default: about 4 × 4 tiles). row: the query
+    that is followed (default: 5, or the last).
 
     ValueError for a size that is too large to record, tiles that do not fit, and a row that is not there.
     """
     if n > largest_n(d):
-        raise ValueError(f"n={n} with d={d} leaves too many accesses to record: n={largest_n(d)} is the most, "
-                         "and a smaller d allows a larger n")  # fmt: skip
+        raise ValueError(f"n={n} leaves too many accesses to record: with d={d}, n={largest_n(d)} is the most")
+    row = min(5, n - 1) if row is None else row
     if not 0 <= row < n:
         raise ValueError(f"row={row} is outside: with n={n} there are queries 0 to {n - 1}")
     if blocks is None and stage != "naive":

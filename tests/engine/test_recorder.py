@@ -127,7 +127,7 @@ def test_recordings_nest_and_give_the_same_each_time():
 @pytest.mark.parametrize(
     "how, error, said",
     [
-        ({"strict": True}, ValueError, "strict=True: small is being recorded"),
+        ({"strict": True}, ValueError, r"strict=True \(or NUMBA_FLASH_STRICT=1\): small is being recorded"),
         ({"B": np.zeros((2, 4), np.float32)[:, ::2]}, ValueError, "argument B of small is not contiguous"),
         ({"limit": 10}, ValueError, r"block 1 of 2 has 34 accesses .* of the 10 of a recording 10 are left"),
         ({"limit": 40}, ValueError, r"block 2 of 2 has 34 accesses .* of the 40 of a recording 6 are left"),

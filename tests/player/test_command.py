@@ -50,6 +50,11 @@ def test_piped_it_is_a_digest_of_bounded_length(run, small):
     assert f"{m:.6g}" in out and f"{l:.6g}" in out
 
 
+def test_a_small_run_has_a_row_to_follow(run):
+    status, out, err = run("play", "--n", 3, "--d", 2, "--stage", "flash2")
+    assert (status, err) == (0, "") and " row 2: m = " in out
+
+
 def test_a_picture_fits_the_terminal_and_lights_what_moves(small):
     step = next(n for n, frame in enumerate(small.frames) if frame.turns == {"j": (6, 6), "i": (8, 11)})
 
@@ -103,7 +108,7 @@ class FakeLive:
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["--n", 5000], "n=5000 with d=16 leaves too many accesses to record: n=134 is the most"),
+        (["--n", 5000], "n=5000 leaves too many accesses to record: with d=16, n=134 is the most"),
         (["--n", 0], "'0' is not valid"),
         (["--row", 64], "row=64 is outside: with n=64 there are queries 0 to 63"),
         (["--stage", "flash3"], "invalid choice: 'flash3'"),

@@ -90,7 +90,7 @@ def test_flash_walks_its_tiles_as_algorithm_1_says():
     N, d, (Br, Bc) = 21, 3, TILES["flash"]
     initialise, rest = one.frames[0], one.frames[2:]  # the second frame: every thread finds its place
     assert initialise.paper == (2,) and names(one, initialise, "written")["O"] == ((0, 0, 0), (0, 20, 2), 63, 63)
-    assert one.frames[1].paper == () and not one.frames[1].touches
+    assert one.frames[1].paper == () and not one.frames[1].touches and one.frames[1].queries is None
     expected, found = [], []
     for j in range(0, N, Bc):
         keys = min(Bc, N - j)
@@ -247,7 +247,7 @@ def test_two_recordings_give_the_same_page():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"n": 10**6}, "n=1000000 with d=16 leaves too many accesses to record: n=134 is the most"),
+        ({"n": 10**6}, "n=1000000 leaves too many accesses to record: with d=16, n=134 is the most"),
         ({"row": 64}, "row=64 is outside: with n=64 there are queries 0 to 63"),
         ({"blocks": (16, 1000), "d": 256, "n": 30}, "need .* bytes of shared memory"),
     ],

@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -375,6 +374,7 @@ def test_size_and_first_paint(open_page, files):
 
 @browsing
 def test_flash_is_compiled_recorded_and_written_in_ten_seconds(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource", reason="child processes are timed on Unix alone")
     monkeypatch.setenv("NUMBA_FLASH_CACHE_DIR", str(tmp_path / "cache"))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     args = ["--stage", "flash", "--beside", "none", "--html", str(tmp_path / "x.html")]
