@@ -4,6 +4,7 @@ from . import errors, patterns, testing
 from .attention import attention, attention_backward
 from .blocks import choose_blocks
 from .engine.launch import device, empty, launch, to_device, to_host
+from .engine.recorder import recording
 from .hbm.ledger import ledger
 from .hbm.predict import flops, predict
 from .merge import merge
@@ -23,6 +24,7 @@ __all__ = [
     "merge",
     "patterns",
     "predict",
+    "recording",
     "testing",
     "to_device",
     "to_host",

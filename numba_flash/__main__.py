@@ -24,6 +24,7 @@ from . import (
     ledger,
     lesson,
     listing,
+    player,
     predict,
     reference,
     report,
@@ -136,7 +137,7 @@ def make_parser():
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
     add_json(sub)
 
-    for module in (listing, check, lab, exam):
+    for module in (listing, player, check, lab, exam):
         module.add_command(command)
     return parser
 

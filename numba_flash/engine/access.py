@@ -2,7 +2,8 @@
 
 A kernel's arrays become `Tensor`s: plain structs (pointer, shape, counters) that no reference count follows. One access
 checks the index, counts itself at its source site, in strict mode looks for races and for memory nobody wrote, and only
-then touches memory. A faulty access is recorded once, goes to a dummy element, and tells the launch to stop.
+then touches memory. A faulty access is kept once, goes to a dummy element, and tells the launch to stop. In a recording
+(recorder.py) the access also leaves an entry in the launch's log.
 """
 
 import operator
@@ -34,7 +35,10 @@ KIND, SITE, TENSOR, AXIS, INDEX, SIZE, BLOCK, THREAD = range(8)  # the first err
 OTHER_SITE, OTHER_BLOCK, OTHER_THREAD = 8, 9, 10  # the second party of a race
 STOP, NOW_BLOCK, NOW_THREAD, PHASE, TURN = 11, 12, 13, 14, 15
 LATE = 16  # loop turns since a read of memory that nothing wrote
-DUMMY, STATE_WORDS = 18, 22  # 16-byte element that absorbs faulty accesses
+DUMMY = 18  # 16-byte element that absorbs faulty accesses
+# A recording: its log, the entries it has room for, those made so far, those that stop the launch; the kernel's line.
+LOG, LOG_SIZE, LOGGED, LOG_LIMIT, NOW_LINE = 20, 21, 22, 23, 24
+STATE_WORDS = 25
 
 RUN_ON, STOP_NOW, STOP_SOON = 0, 1, 2  # values of STOP
 PATIENCE = 2**20  # loop turns that a thread may still take after STOP_SOON, so that a race can explain the read
@@ -45,6 +49,11 @@ OUT_OF_BOUNDS, READ_ONLY, DIVERGENCE, RACE, UNINITIALIZED = 1, 2, 3, 4, 5  # val
 EPOCH, THREAD_THEN, SITE_THEN, FIRST_BLOCK, FIRST_SITE = range(5)
 RECORD, WRITTEN, SHADOW_WORDS = 5, 15, 16
 READ, WRITE, ATOMIC = 0, 1, 2  # kinds of access
+NOTE = 3  # of an entry in the log: a name was assigned
+
+# An entry of the log, four int64 words: WHEN = phase · 2³² + line of the kernel; WHAT = tensor · 2⁴⁸ + thread · 2³² +
+# site · 8 + kind · 2 + (1 where the value is a float64); the element; the value.
+ENTRY_WORDS = 4
 
 
 class StateType(types.Type):
@@ -55,12 +64,13 @@ class StateType(types.Type):
 class TensorType(types.Type):
     """`space` is "global" (counted), "shared" or "local"; `layout` "C" or "A" as in Numba's arrays."""
 
-    def __init__(self, dtype, ndim, layout, space, strict):
+    def __init__(self, dtype, ndim, layout, space, strict, recorded=False):
         self.dtype, self.ndim, self.layout, self.space, self.strict = dtype, ndim, layout, space, strict
-        super().__init__(f"nf.Tensor({dtype}, {ndim}, {layout}, {space}, {strict})")
+        self.recorded = recorded
+        super().__init__(f"nf.Tensor({dtype}, {ndim}, {layout}, {space}, {strict}{', recorded' * recorded})")
 
     def view(self, ndim, layout):
-        return TensorType(self.dtype, ndim, layout, self.space, self.strict)
+        return TensorType(self.dtype, ndim, layout, self.space, self.strict, self.recorded)
 
 
 @register_model(StateType)
@@ -85,6 +95,8 @@ class TensorModel(models.StructModel):
             members.append(("counts", types.CPointer(types.int64)))
         if fe_type.strict:
             members += [("shadow", types.CPointer(types.int32)), ("base", types.int64)]
+        if fe_type.recorded:
+            members.append(("first", types.int64))
         super().__init__(manager, fe_type, members)
 
 
@@ -104,12 +116,12 @@ class State:
 
 class Tensor:
     """One array as a kernel sees it. `tag` numbers it for error messages; `counts` has one word per source site;
-    `shadow` has the history of the elements from address `base` on.
+    `shadow` has the history of the elements from address `base` on. `recorded`: accesses go to the launch's log.
     """
 
-    def __init__(self, array, state, tag, space, counts=None, shadow=None, base=0):
+    def __init__(self, array, state, tag, space, counts=None, shadow=None, base=0, recorded=False):
         layout = "C" if array.flags.c_contiguous else "A"
-        self.numba_type = TensorType(typeof(array).dtype, array.ndim, layout, space, shadow is not None)
+        self.numba_type = TensorType(typeof(array).dtype, array.ndim, layout, space, shadow is not None, recorded)
         self.keep_alive = array, state, counts, shadow
         fields = [array.ctypes.data, state.words.ctypes.data, 2 * tag + (not array.flags.writeable), *array.shape]
         if layout == "A":
@@ -118,6 +130,8 @@ class Tensor:
             fields.append(counts.ctypes.data)
         if shadow is not None:
             fields += [shadow.ctypes.data, base]
+        if recorded:
+            fields.append(array.ctypes.data)
         self.fields = np.array(fields, np.int64)
 
 
@@ -249,6 +263,87 @@ def watch(context, builder, tensor_type, tensor, pointer, bad, site, access):
         context.compile_internal(builder, touch, signature, arguments)
 
 
+# --- a recording ------------------------------------------------------------------------------------------------------
+
+
+def log_writer(module, words_type):
+    """The LLVM function that appends an entry to the log, or only counts it where the log is full; one a module."""
+    function_type = ir.FunctionType(ir.VoidType(), [words_type] + [I64] * 3)
+    function = cgutils.get_or_insert_function(module, function_type, "numba_flash_log")
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        words, what, element, value = function.args
+
+        def word(position):
+            return builder.load(word_pointer(builder, words, position))
+
+        logged = word(LOGGED)
+        builder.store(builder.add(logged, constant(1)), word_pointer(builder, words, LOGGED))
+        with builder.if_then(builder.icmp_signed("==", logged, word(LOG_LIMIT))):
+            builder.store(constant(STOP_NOW), word_pointer(builder, words, STOP))
+        with builder.if_then(builder.icmp_signed("<", logged, word(LOG_SIZE))):
+            entry = builder.gep(builder.inttoptr(word(LOG), words_type), [builder.mul(logged, constant(ENTRY_WORDS))])
+            when = builder.or_(builder.shl(word(PHASE), constant(32)), word(NOW_LINE))
+            what = builder.or_(what, builder.shl(word(NOW_THREAD), constant(32)))
+            for position, part in enumerate((when, what, element, value)):
+                builder.store(part, word_pointer(builder, entry, position))
+        builder.ret_void()
+    return function
+
+
+def log(context, builder, words, kind, site, tag, element, value=None, value_type=None):
+    """Append an entry. A value that is no number of up to 64 bits, and one that is not known, is logged as 0."""
+    is_float = isinstance(value_type, types.Float)
+    if is_float:
+        value = builder.bitcast(context.cast(builder, value, value_type, types.float64), I64)
+    elif isinstance(value_type, (types.Integer, types.Boolean)):
+        value = context.cast(builder, value, value_type, types.int64)
+    else:
+        value = constant(0)
+    what = builder.or_(builder.shl(tag, constant(48)), constant(site << 3 | kind << 1 | is_float))
+    builder.call(log_writer(builder.module, words.type), [words, what, element, value])
+
+
+def log_access(context, builder, tensor_type, tensor, pointer, kind, site, value=None):
+    """The entry of one access of one element: which one of its array, and what was read or written."""
+    if tensor_type.recorded:
+        itemsize = context.get_abi_sizeof(context.get_data_type(tensor_type.dtype))
+        distance = builder.sub(builder.ptrtoint(pointer, I64), tensor.first)
+        element, tag = builder.sdiv(distance, constant(itemsize)), builder.ashr(tensor.tag, constant(1))
+        log(context, builder, tensor.state, kind, site, tag, element, value, value is not None and tensor_type.dtype)
+
+
+@intrinsic(prefer_literal=True)
+def note(typingctx, state, site, value):
+    """In the log: `value` was assigned to the name that the program's `notes` have at `site`."""
+    number, value_type = site.literal_value, types.unliteral(value)
+
+    def codegen(context, builder, signature, arguments):
+        words = struct_of(context, builder, state, arguments[0]).words
+        log(context, builder, words, NOTE, number, constant(0), constant(0), arguments[2], value_type)
+        return context.get_dummy_value()
+
+    return types.void(state, site, value), codegen
+
+
+@intrinsic(prefer_literal=True)
+def mark(typingctx, state, line):
+    """Entries from now on belong to this line of the kernel."""
+    number = line.literal_value
+
+    def codegen(context, builder, signature, arguments):
+        words = struct_of(context, builder, state, arguments[0]).words
+        builder.store(constant(number), word_pointer(builder, words, NOW_LINE))
+        return context.get_dummy_value()
+
+    return types.void(state, line), codegen
+
+
+# --- strict mode ------------------------------------------------------------------------------------------------------
+
+
 @register_jitable
 def blame(state, kind, site, tag, element, other_site, other_block, other_thread):
     """Keep the first error; but a race explains why memory was read before it was written, so it replaces that."""
@@ -338,7 +433,9 @@ def load(typingctx, container, index, site):
             tensor = struct_of(context, builder, container, arguments[0])
             indices = unpack_index(context, builder, index, arguments[1])
             pointer = element_pointer(context, builder, container, tensor, indices, number, READ)
-            return context.unpack_value(builder, container.dtype, pointer)
+            value = context.unpack_value(builder, container.dtype, pointer)
+            log_access(context, builder, container, tensor, pointer, READ, number, value)
+            return value
 
         return container.dtype(container, index, site), element
     return view(container, index, site, kinds)
@@ -442,6 +539,7 @@ def store(typingctx, value, tensor, index, site):
         converted = context.cast(builder, arguments[0], types.unliteral(value), tensor.dtype)
         pointer = element_pointer(context, builder, tensor, struct, indices, number, WRITE)
         context.pack_value(builder, tensor.dtype, converted, pointer)
+        log_access(context, builder, tensor, struct, pointer, WRITE, number, converted)
         return context.get_dummy_value()
 
     return types.void(value, tensor, index, site), codegen
@@ -458,7 +556,9 @@ def cell(typingctx, tensor, index, site):
     def codegen(context, builder, signature, arguments):
         struct = struct_of(context, builder, tensor, arguments[0])
         indices = unpack_index(context, builder, index, arguments[1])
-        return element_pointer(context, builder, tensor, struct, indices, number, ATOMIC)
+        pointer = element_pointer(context, builder, tensor, struct, indices, number, ATOMIC)
+        log_access(context, builder, tensor, struct, pointer, ATOMIC, number)
+        return pointer
 
     return result(tensor, index, site), codegen
 

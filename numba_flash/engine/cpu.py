@@ -33,13 +33,14 @@ from ..errors import (
 )
 from ..hbm import lines
 from ..report import progress
-from . import access, cache
+from . import access, cache, recorder
 from .access import State, Tensor
 from .memory import free_host_bytes, refuse_if_too_large
 from .model import DYNAMIC_SHARED, STATIC_SHARED
 from .rewrite import function_of, rewrite
 
 _programs = weakref.WeakKeyDictionary()  # Python function -> Program
+_recorded_programs = weakref.WeakKeyDictionary()
 _modules = {}  # rewritten source -> namespace
 _fresh = {}  # id of an array made by `empty` and not yet filled -> weak reference to it
 
@@ -75,14 +76,17 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     """
     if numba.config.DISABLE_JIT:
         raise KernelError("NUMBA_DISABLE_JIT is set, and the CPU engine is compiled: unset it")
-    program = program_of(function_of(kernel))
+    recorded = recorder.active()
+    program = program_of(function_of(kernel), recorded)
+    if recorded:
+        recorder.check(program.name, program.parameters, args, strict)
     check_shared(program, shared_bytes)
     state = State()
     counts = {}
     histories = histories_of(args) if strict else {}
-    arguments = [argument(value, index, name, program, state, counts, histories) for index, (name, value) in
+    arguments = [argument(value, index, name, program, state, counts, histories, recorded) for index, (name, value) in
                  enumerate(zip(program.parameters, args, strict=True))]  # fmt: skip
-    memory = block_memory(program, block, shared_bytes, state, len(arguments), strict)
+    memory = block_memory(program, block, shared_bytes, state, len(arguments), strict, recorded)
     blocks = grid[0] * grid[1] * grid[2]
     if _orders.get():
         draw, threads = _orders.get()
@@ -93,38 +97,48 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     call = (0, blocks, order, thread_table(block, thread_order), *block, *grid, state, *memory,
             *program.integers.values(), *arguments)  # fmt: skip
     function = compiled(program, call)
-    try:
-        execute(function, call, state, program.name, blocks)
-    except (IndexError, ValueError, ArithmeticError, TypeError) as error:  # what compiled Python raises by itself
-        at = [position(int(state.words[w]), size) for w, size in ((access.NOW_BLOCK, grid), (access.NOW_THREAD, block))]
-        raise KernelError(f"{program.name}, block {at[0]}, thread {at[1]}: {error}", kernel=program.name,
-                          block=at[0], thread=at[1]) from error  # fmt: skip
+    log = recorder.Recorder(program, state, [position(n, grid) for n in (order if order.size else range(blocks))]) \
+        if recorded else None  # fmt: skip
+    for turns in [(turn, turn + 1) for turn in range(blocks)] if recorded else [(0, blocks)]:
+        try:
+            execute(function, (*turns, *call[2:]), state, program.name, blocks)
+        except (IndexError, ValueError, ArithmeticError, TypeError) as error:  # what compiled Python raises by itself
+            at = [position(int(state.words[w]), n) for w, n in ((access.NOW_BLOCK, grid), (access.NOW_THREAD, block))]
+            raise KernelError(f"{program.name}, block {at[0]}, thread {at[1]}: {error}", kernel=program.name,
+                              block=at[0], thread=at[1]) from error  # fmt: skip
+        if state.words[access.KIND]:
+            break
+        if log:
+            log.take()
     if state.words[access.KIND]:
         shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
         shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
         raise failure(program, state.words, grid, block, shapes)
     lines.record(program, counts)
+    if log:
+        log.end(function_of(kernel), grid, block, recorder.arrays(program, args, memory))
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip
 
 
-def program_of(function):
+def program_of(function, recorded=False):
     """The rewritten kernel. Kernels of one factory share the text and differ in their integers."""
-    if function not in _programs:
-        _programs[function] = rewrite(function)
-    return _programs[function]
+    programs = _recorded_programs if recorded else _programs
+    if function not in programs:
+        programs[function] = rewrite(function, recorder.RecordingRewriter if recorded else None)
+    return programs[function]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def argument(value, index, name, program, state, counts, histories):
+def argument(value, index, name, program, state, counts, histories, recorded):
     if not isinstance(value, np.ndarray):
         return value
     count = np.zeros(max(1, len(program.sites)), np.int64)
     counts[name] = value.itemsize, count
-    return Tensor(value, state, index, "global", count, *histories.get(index, ()))
+    return Tensor(value, state, index, "global", count, *histories.get(index, ()), recorded=recorded)
 
 
 def histories_of(args):
@@ -230,7 +244,7 @@ def check_shared(program, shared_bytes):
         )
 
 
-def block_memory(program, block, shared_bytes, state, first_tag, strict):
+def block_memory(program, block, shared_bytes, state, first_tag, strict, recorded):
     """The shared arrays of one block and the local arrays of its threads, as hidden arguments."""
     dynamic = np.empty(shared_bytes, np.uint8)
     dynamic_dtypes = {array.dtype for array in program.shared.values() if 0 in array.shape}
@@ -251,7 +265,7 @@ def block_memory(program, block, shared_bytes, state, first_tag, strict):
         else:
             data = np.empty(shape if space == "shared" else (threads, *shape), array.dtype)
             shadow = new_shadow(data.size) if strict else None
-        memory.append(Tensor(data, state, tag, space, shadow=shadow, base=data.ctypes.data))
+        memory.append(Tensor(data, state, tag, space, shadow=shadow, base=data.ctypes.data, recorded=recorded))
     return memory
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import KernelError, Unsupported
 from ..hbm import ledger, lines
-from . import cpu, memory, model
+from . import cpu, memory, model, recorder
 from .rewrite import function_of, is_kernel
 
 DEVICES = ("gpu", "cpu", "sim")
@@ -127,6 +127,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     check_arguments(function, args, name)
     if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, (int, np.integer)) or shared_bytes < 0:
         raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
+    if name != "cpu" and recorder.active():
+        raise ValueError(f"device={name!r} cannot be recorded: add device='cpu' to what runs inside recording()")
     if name == "cpu":
         counts = cpu.run(kernel, grid, block, args, int(shared_bytes), is_strict(strict))
     elif lines.active():

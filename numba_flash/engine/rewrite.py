@@ -79,6 +79,7 @@ class Program:
     parameters: list[str]
     sites: list[Site] = field(default_factory=list)
     barriers: list[Site] = field(default_factory=list)
+    notes: list = field(default_factory=list)  # of a recording: names that are assigned, see recorder.py
     shared: dict[str, Array] = field(default_factory=dict)  # by the name of the hidden argument
     local: dict[str, Array] = field(default_factory=dict)
     integers: dict[str, int] = field(default_factory=dict)  # closure constants that became arguments
@@ -108,11 +109,14 @@ def is_device_function(value):
     return function_of(value) is not None
 
 
-def rewrite(function):
-    """Rewrite the kernel's Python function; raises `Unsupported`, naming construct and line, for what cannot run."""
+def rewrite(function, rewriter=None):
+    """Rewrite the kernel's Python function; raises `Unsupported`, naming construct and line, for what cannot run.
+
+    rewriter: a kind of `FunctionRewriter` (default: itself) that does it.
+    """
     code = function.__code__
     program = Program(function.__name__, list(code.co_varnames[: code.co_argcount]))
-    writer = Writer(program)
+    writer = Writer(program, rewriter or FunctionRewriter)
     try:
         program.kernel, program.hidden = writer.emit(function, kernel=True)
     except RecursionError:
@@ -133,8 +137,8 @@ def rewrite(function):
 class Writer:
     """Emits the functions of one program; each device function once."""
 
-    def __init__(self, program):
-        self.program = program
+    def __init__(self, program, rewriter):
+        self.program, self.rewriter = program, rewriter
         self.started = 0  # functions begun, those written into their callers included
         self.emitted = {}  # Python function -> (name in the module, its hidden arguments)
         self.active = []  # functions being rewritten, to find recursion
@@ -145,7 +149,7 @@ class Writer:
     def emit(self, function, kernel=False):
         if function in self.emitted:
             return self.emitted[function]
-        rewriter = FunctionRewriter(self, function)
+        rewriter = self.rewriter(self, function)
         name = f"_nf_function{rewriter.number}_{function.__name__}"
         body = rewriter.body(kernel=kernel)
         hidden = rewriter.hidden_arguments()
@@ -686,7 +690,7 @@ class FunctionRewriter(ast.NodeTransformer):
     def inline(self, node, result):
         """The body of a device function in place of its call; `result` receives what it returns."""
         callee = function_of(self.scope.resolve(node.func))
-        inner = FunctionRewriter(self.writer, callee, host=self, prefix=f"{self.temporary()}_")
+        inner = self.writer.rewriter(self.writer, callee, host=self, prefix=f"{self.temporary()}_")
         inner.check_arguments()
         try:
             bound = signature_of(callee).bind(*node.args, **{word.arg: word.value for word in node.keywords})

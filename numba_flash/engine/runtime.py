@@ -20,12 +20,15 @@ from .access import (
     TURN,
     cell,
     load,
+    mark,
+    note,
     poison,
     stopped,
     store,
 )
 
 _nf_load, _nf_store, _nf_cell, _nf_poison, _nf_stopped, _nf_slice = load, store, cell, poison, stopped, slice
+_nf_mark, _nf_note = mark, note
 _nf_Dim3 = namedtuple("Dim3", "x y z")
 
 # As on a GPU, dividing by zero gives inf or nan, not an exception.

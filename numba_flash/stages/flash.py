@@ -93,11 +93,11 @@ def make_forward(Br, Bc, d, real, allowed, first, keep):
                     l_i = l_old + new * l_tile
                     m_i = m_new
                     for t in range(d):
-                        O_i[t] *= l_old
+                        O_i[t] *= l_old                      # Alg. 1, l. 12
                     for c in range(min(Bc, N_k - j)):
                         p = new * S_ij[c, r] * keep(seed, p_drop, h, i, j + c)  # Alg. 2, l. 14
                         for t in range(d):
-                            O_i[t] += p * V_j[c, t]
+                            O_i[t] += p * V_j[c, t]          # Alg. 1, l. 12
                     for t in range(d):
                         O_i[t] /= l_i
                 for t in range(d):

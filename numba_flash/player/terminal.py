@@ -1,0 +1,202 @@
+"""The player in a terminal: a frame as lines of text, played with keys, or as a digest where nobody can press one."""
+
+import contextlib
+import sys
+import time
+from itertools import product
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from .. import report
+from ..engine.model import STATIC_SHARED
+from ..lesson import plural
+from .frames import counts
+from .paper import ALGORITHMS
+from .play import place
+
+ROWS = 20  # of a digest
+GAUGE = 32  # columns of a gauge
+NUMBERS = 6  # columns of O that a line has room for
+HELP = " space: play or stop   arrows: a step   home, end: first, last   q: leave"
+
+
+def picture(play, at, height=60, width=report.WIDTH):
+    """What is printed of one frame: at most `height` lines, of which the listing gives way first."""
+    frame = play.frames[at]
+    launch = play.launch(frame)
+    where = "".join(f"   {name} = {low}" + f" to {high}" * (high > low) for name, (low, high) in frame.turns.items())
+    step = f" step {at + 1} of {len(play.frames)}   {launch.kernel}, block {frame.block}"
+    step += f", after {plural(frame.phase, 'barrier')}"
+    algorithm, lit = ALGORITHMS[play.stage], play.algorithm(frame)
+    parts = [report.heading(f"Play: {play.stage}", play.facts), Text(step + where), Text(f" {play.says(frame)}")]
+    parts += ["", report.tile_map(*maps(play, frame)), ""]
+    parts += [gauge("SRAM", launch.shared_bytes, STATIC_SHARED, "of shared memory")]
+    done, whole = frame.read_bytes + frame.write_bytes, play.bill.total_bytes
+    parts += [gauge("HBM", done, whole, "of the bill"), *of_row(play, at), ""]
+    parts += [Text(f" {algorithm.name}", style="bold")]
+    parts += [Text(f" l. {algorithm.lines[n].number or '-':<3} {algorithm.lines[n].text.strip()}") for n in lit]
+    used = sum(len(lines_of(part, width)) for part in parts)
+    return Group(*parts, *listing(launch, frame, max(0, height - used - 1)))
+
+
+def lines_of(part, width):
+    screen = report.console(sys.stdout)
+    return screen.render_lines(part, screen.options.update(width=width))
+
+
+def maps(play, frame):
+    """The matrices in HBM as tiles, those that the frame touches lit; of scores on chip, the tile that lives."""
+    launch = play.launch(frame)
+    lit, kinds = {}, {}
+    for touch in frame.touches:
+        array = launch.arrays[touch.array]
+        if array.space == "global":
+            tall, wide = play.tile(array.name)
+            top, bottom, left, right = place(touch, array)
+            down, along = range(top // tall, bottom // tall + 1), range(left // wide, right // wide + 1)
+            lit.setdefault(array.name, set()).update(product(down, along))
+            kinds.setdefault(array.name, []).append(touch.kind)
+    shown = []
+    for name, (rows, columns) in play.matrices().items():
+        if name not in "lmL":  # they move with O
+            tall, wide = play.tile(name)
+            shape = -(-rows // tall), -(-columns // wide)
+            shown.append(report.Tiles(name, *shape, lit.get(name, ()), " and ".join(kinds.get(name, ["-"]))))
+    if "S" not in play.matrices():
+        tall, wide = play.sides
+        tiles, now = -(-play.n // tall), play.scores(frame)
+        cells = {(now[0][0] // tall, now[1][0] // wide)} if now else set()
+        shown.append(report.Tiles("S", tiles, -(-play.n // wide), cells, "on chip, never in HBM"))
+    return shown
+
+
+def gauge(name, value, whole, what):
+    length = round(GAUGE * value / whole)
+    return Text(f" {name:<5} {'█' * length}{'░' * (GAUGE - length)} {value:,} of {whole:,} B {what}")
+
+
+def of_row(play, at):
+    """m, l and O of the row as they are after frame number `at`."""
+    state = state_of(play, at)
+    numbers = [f"{name} = {state[name]:.6g}" for name in ("m", "l", "L") if name in state]
+    O = [f"{state['O'][t]:.4g}" for t in sorted(state.get("O", {}))]
+    shown = [f" row {play.row}: {'   '.join(numbers) or 'nothing yet'}"]
+    if O:
+        shown.append(f"   O = {'  '.join(O[:NUMBERS])}{'  ...' * (len(O) > NUMBERS)}")
+    return list(map(Text, shown))
+
+
+def state_of(play, at):
+    """What is known of the row after frame number `at`: each value is the last that the kernel gave it."""
+    state = {}
+    for frame in play.frames[: at + 1]:
+        for name, value in frame.row.items():
+            state[name] = {**state.get(name, {}), **value} if isinstance(value, dict) else value
+    return state
+
+
+def listing(launch, frame, room):
+    """The lines that ran and their surroundings, marked."""
+    source, first = launch.source
+    at = [line - first for line in frame.lines]
+    shown = range(max(0, min(at) - 1), min(len(source), max(at) + 2))[: max(room - 1, 0)]
+    rows = [(" > " if n in at else "   ", n) for n in shown]
+    return ["", *(Text(f"{mark}{first + n:>4}  {source[n]}", no_wrap=True, overflow="crop",
+                       style="bold" if mark.strip() else "") for mark, n in rows)] if rows else []  # fmt: skip
+
+
+def digest(play):
+    """Print every k-th of the frames that touch HBM as a line, then the last one in full."""
+    screen = report.console()
+    count = len(play.frames)
+    moving = [at for at in range(count) if counts(play.record, play.frames[at])]
+    every = -(-len(moving) // ROWS)
+    rows = []
+    for at in moving[::every]:
+        frame = play.frames[at]
+        paper = ", ".join(map(str, frame.paper)) or "-"
+        so_far = frame.read_bytes + frame.write_bytes
+        rows.append([at + 1, play.launch(frame).kernel, paper, so_far, play.says(frame)])
+    screen.print(report.heading(f"Play: {play.stage}", play.facts))
+    screen.print()
+    screen.print(report.table(["step", "kernel", "line", "HBM bytes", "what it does"], rows))
+    often = f"; 1 in {every} of those is" if every > 1 else ", and are"
+    screen.print()
+    screen.print(
+        report.prose(f"""
+Of {count} steps {len(moving)} touch HBM{often} listed. In a terminal, keys step through them all; --html FILE writes a
+page that shows them.
+
+The last step:
+""")
+    )
+    screen.print(picture(play, count - 1))
+
+
+def watch(play, speed):
+    """Play it until q is pressed."""
+    at, playing, last = 0, True, len(play.frames) - 1
+    screen = report.console()
+    with keys() as read, Live(console=screen, screen=True, auto_refresh=False) as live:
+        while True:
+            height = max(screen.height - 1, 10)
+            live.update(Group(picture(play, at, height - 1, screen.width), Text(HELP)), refresh=True)
+            key = read(1 / speed if playing else None)
+            if key in ("q", "\x03", "\x1b"):
+                return
+            if key == "space":
+                at, playing = (0 if at == last and not playing else at), not playing
+            elif key:
+                playing = False
+            at = {"left": at - 1, "right": at + 1, "home": 0, "end": last, None: at + playing}.get(key, at)
+            at = min(max(at, 0), last)
+            playing = playing and at < last
+
+
+ESCAPES = {"[D": "left", "[C": "right", "[H": "home", "[F": "end", "[1~": "home", "[4~": "end"}
+WINDOWS = {"K": "left", "M": "right", "G": "home", "O": "end"}
+
+
+@contextlib.contextmanager
+def keys():
+    """`read(seconds)` -> the name of a key that is pressed within that time, or None; without a time it waits."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        def read(seconds):
+            end = None if seconds is None else time.monotonic() + seconds
+            while not msvcrt.kbhit():
+                if end is not None and time.monotonic() >= end:
+                    return None
+                time.sleep(0.01)
+            key = msvcrt.getwch()
+            return WINDOWS.get(msvcrt.getwch()) if key in "\x00\xe0" else "space" if key == " " else key
+
+        yield read
+        return
+    import os
+    import select
+    import termios
+    import tty
+
+    stream = sys.stdin.fileno()
+    before = termios.tcgetattr(stream)
+
+    def pressed(seconds):
+        return bool(select.select([stream], [], [], seconds)[0])
+
+    def read(seconds):
+        if not pressed(seconds):
+            return None
+        key = os.read(stream, 1).decode(errors="ignore")
+        if key == "\x1b" and pressed(0.05):
+            return ESCAPES.get(os.read(stream, 4).decode(errors="ignore").replace("O", "["), "other")
+        return "space" if key == " " else key or "q"
+
+    try:
+        tty.setcbreak(stream)
+        yield read
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)

@@ -1,0 +1,178 @@
+"""`python -m numba_flash play`: what it prints to a terminal and to a pipe, its keys, what it says to a bad value."""
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from numba_flash import __main__ as cli
+from numba_flash.player import command, page, terminal
+from numba_flash.player.play import play
+
+SMALL = ["play", "--n", "21", "--d", "3", "--blocks", "4", "6"]
+
+
+@pytest.fixture
+def run(capsys):
+    """The command in this process -> exit status, standard output, standard error."""
+
+    def run(*args):
+        try:
+            status = cli.main([str(arg) for arg in args])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def small():
+    return play("flash", n=21, d=3, blocks=(4, 6))
+
+
+def test_piped_it_is_a_digest_of_bounded_length(run, small):
+    status, out, err = run(*SMALL)
+    assert status == 0 and err == "" and "\x1b" not in out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 90
+    assert f"step {len(small.frames)} of {len(small.frames)}" in out
+    whole = small.bill.total_bytes
+    assert f"{whole:,} of {whole:,} B of the bill" in out
+    rows = [line.split() for line in lines if re.match(r" +\d+  (initialise|flash) ", line)]
+    assert 10 <= len(rows) <= terminal.ROWS
+    for step, kernel, *_ in rows:
+        assert small.launch(small.frames[int(step) - 1]).kernel == kernel
+    m, l = (terminal.state_of(small, len(small.frames))[name] for name in "ml")
+    assert f"{m:.6g}" in out and f"{l:.6g}" in out
+
+
+def test_a_small_run_has_a_row_to_follow(run):
+    status, out, err = run("play", "--n", 3, "--d", 2, "--stage", "flash2")
+    assert (status, err) == (0, "") and " row 2: m = " in out
+
+
+def test_a_picture_fits_the_terminal_and_lights_what_moves(small):
+    step = next(n for n, frame in enumerate(small.frames) if frame.turns == {"j": (6, 6), "i": (8, 11)})
+
+    def drawn(height):
+        file = io.StringIO()
+        terminal.report.console(file).print(terminal.picture(small, step, height))
+        return file.getvalue().splitlines()
+
+    full, low = drawn(60), drawn(30)
+    assert len(low) <= 30 < len(full)
+    text = "\n".join(full)
+    assert "j = 6   i = 8 to 11" in text and "reads Q [8:12, 0:3], O [8:12, 0:3], l [8:12], m [8:12]" in text
+    assert "l. 7   for each tile i of queries" in text and "l. 8   load Q_i, O_i, l_i, m_i" in text
+    lit = [line for line in full if line.startswith(" > ")]
+    first = small.launch(small.frames[step]).source[1]
+    assert (
+        len(lit) == len(small.frames[step].lines) and "Q_i[t] = Q[h, i, t]" in "".join(lit) and f"{first}" not in lit[0]
+    )
+    Q = [line[:3] for line in full[full.index(next(x for x in full if x.startswith(" Q  6"))) + 1 :][:6]]
+    assert [cell.strip() for cell in Q] == ["·", "·", "■", "·", "·", "·"]
+
+
+@pytest.mark.parametrize(
+    "pressed, shown",
+    [
+        (["right", "right", "left", "q"], [0, 1, 2, 1]),
+        (["end", "right", "space", "q"], [0, "last", "last", 0]),
+        (["left", "home", "x", "\x03"], [0, 0, 0, 0]),
+        ([None, None, "space", "q"], [0, 1, 2, 2]),
+        (["q"], [0]),
+    ],
+)
+def test_keys(pressed, shown, small, monkeypatch):
+    waits, steps = [], []
+    monkeypatch.setattr(terminal, "picture", lambda play, at, *size: steps.append(at) or "")
+    monkeypatch.setattr(terminal, "Live", lambda **how: contextlib.nullcontext(enter_result=FakeLive()))
+    keys = iter(pressed)
+    monkeypatch.setattr(terminal, "keys", lambda: contextlib.nullcontext(lambda wait: waits.append(wait) or next(keys)))
+    terminal.watch(small, speed=5)
+    last = len(small.frames) - 1
+    assert steps == [last if at == "last" else at for at in shown]
+    assert waits[0] == 1 / 5  # it plays at once
+    assert all(wait is None for wait, key in zip(waits[1:], pressed, strict=False) if key in ("left", "right", "end"))
+
+
+class FakeLive:
+    def update(self, *what, refresh):
+        pass
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["--n", 5000], "n=5000 leaves too many accesses to record: with d=16, n=134 is the most"),
+        (["--n", 0], "'0' is not valid"),
+        (["--row", 64], "row=64 is outside: with n=64 there are queries 0 to 63"),
+        (["--stage", "flash3"], "invalid choice: 'flash3'"),
+        (["--stage", "naive", "--blocks", 4], "stage 'naive' has no tiles"),
+        (["--blocks", 4, 4, 4], "pass (Br, Bc)"),
+        (["--beside", "flash2"], "--beside flash2 is for a page: add --html FILE"),
+        (["--html", "FOLDER/x.html", "--beside", "flash"], "--beside flash is the stage itself"),
+        (["--html", "FOLDER/none/x.html"], "does not exist"),
+        (["--html", "FOLDER"], "cannot be written"),
+    ],
+)
+def test_bad_values_get_one_sentence(run, args, said, tmp_path):
+    status, out, err = run("play", *(str(arg).replace("FOLDER", str(tmp_path)) for arg in args))
+    assert status == 2 and out == "" and said in err and "Traceback" not in err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "args, stages, blocks",
+    [
+        ([], ["flash", "flash2"], [(8, 6)] * 2),
+        (["--beside", "none"], ["flash"], [(8, 6)]),
+        (["--stage", "flash2"], ["flash2"], [(8, 6)]),
+        (["--beside", "naive"], ["flash", "naive"], [(8, 6), None]),
+        (["--beside", "tiled"], ["flash", "tiled"], [(8, 6), None]),
+    ],
+)
+def test_what_a_page_shows(args, stages, blocks, run, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(command, "play", lambda stage, *, blocks, **sizes: asked.append((stage, blocks)))
+    monkeypatch.setattr(page, "write", lambda plays, path, speed: 2000)
+    status, out, _ = run("play", "--blocks", 8, 6, "--html", tmp_path / "x.html", *args)
+    assert status == 0 and "x.html (2.00 kB)" in out
+    assert asked == list(zip(stages, blocks, strict=True))
+
+
+@pytest.mark.course
+@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal is something of Unix")
+def test_in_a_terminal_it_plays_and_leaves_it_as_it_was():
+    import os
+    import pty
+    import termios
+    import time
+
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    args = [sys.executable, "-m", "numba_flash", *SMALL, "--speed", "30"]
+    process = subprocess.Popen(args, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    output, end = b"", time.monotonic() + 60
+    os.set_blocking(ours, False)
+    keys = [b" ", b"\x1b[F", b"\x1b[D", b"q"]  # stop, end, left, leave
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(BlockingIOError, OSError):
+            output += os.read(ours, 2**16)
+        if b"step 1 of" in output and keys:
+            time.sleep(0.3)
+            os.write(ours, keys.pop(0))
+        time.sleep(0.05)
+    with contextlib.suppress(BlockingIOError, OSError):
+        output += os.read(ours, 2**20)
+    process.kill()
+    assert process.wait() == 0
+    assert termios.tcgetattr(theirs) == before
+    count = re.search(rb"step 1 of (\d+)", output)[1]
+    assert b"step %s of %s" % (count, count) in output
+    assert b"step %d of %s" % (int(count) - 1, count) in output
+    assert b"\x1b[?1049l" in output  # the screen as it was
