@@ -175,7 +175,7 @@ this.text(f"""
 Tiles of {plural(Bc, "key")} (--blocks) make Tc = {plural(Tc, "tile")} per head. Each split takes ⌈Tc/n⌉ of them, until
 none is left.
 """)
-x = this.draw(Tc=(9, 10, 13, 17, 25), n=(6, 7, 8))
+x = this.draw(Tc=(9, 10, 11, 12, 17, 18), n=(7, 8))
 filled = tiles(x.Tc, tiles(x.Tc, x.n))
 this.ask("",
     Question("filled", x, "how many of the n splits have a tile?",

@@ -235,7 +235,7 @@ class Lesson:
         for renderable in renderables:
             self.screen.print(renderable)
         if self.pages:
-            list(self.pages.values())[-1].extend(renderables)
+            list(self.pages.values())[-1].append(renderables)
 
     def text(self, paragraphs):
         """Print prose; indented lines stay as they are."""

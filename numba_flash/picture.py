@@ -7,12 +7,14 @@ import re
 from html import escape
 from io import StringIO
 from pathlib import Path
+from string import ascii_lowercase
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from . import report
 
+LINES, TITLE = 36, 2  # of an SVG, its heading apart; of the title of a part, which never stands alone
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
 LIGHT = TerminalTheme((255, 255, 255), (24, 24, 24), [(0, 0, 0)] * 8)
 DARK = TerminalTheme((24, 24, 24), (232, 232, 232), [(255, 255, 255)] * 8)
@@ -69,23 +71,37 @@ DARK}}
 
 
 def save(heading, pages, path, title):
-    """Write what was printed -> the files. pages: name -> list of what `report` makes, 80 columns wide.
+    """Write what was printed -> the files. pages: name -> blocks, each a list of what `report` makes; 80 columns wide.
 
-    FILE.svg becomes a file for each page, FILE-NAME.svg, with the heading above; FILE.html is one page of all.
-    ValueError for another suffix.
+    FILE.svg becomes a file for each page, FILE-NAME.svg, with the heading above; a page of more than LINES lines goes
+    on in FILE-NAME-b.svg and so on, and no block is torn apart. FILE.html is one page of all. ValueError for another
+    suffix.
     """
     path = Path(path)
     if path.suffix.lower() == ".html":
-        everything = [renderable for page in pages.values() for renderable in page]
+        everything = [renderable for blocks in pages.values() for block in blocks for renderable in block]
         return [_write(path, _html([heading, "", *everything], title))]
-    if path.suffix.lower() == ".svg":
-        return [
-            _write(
-                path.with_name(f"{path.stem}-{name}{path.suffix}"), _svg([heading, "", *page], title, f"part-{name}")
-            )
-            for name, page in pages.items()
-        ]
-    raise ValueError(f"path={str(path)!r} is no picture this can write: end it in .svg or .html")
+    if path.suffix.lower() != ".svg":
+        raise ValueError(f"path={str(path)!r} is no picture this can write: end it in .svg or .html")
+    files = []
+    for page, blocks in pages.items():
+        for letter, sheet in zip(ascii_lowercase, _sheets(blocks), strict=False):
+            name = page if letter == "a" else f"{page}-{letter}"
+            file = path.with_name(f"{path.stem}-{name}{path.suffix}")
+            files.append(_write(file, _svg([heading, "", *sheet], title, f"part-{name}")))
+    return files
+
+
+def _sheets(blocks):
+    """The blocks of a page in sheets of at most LINES lines, or of one block."""
+    sheet, used = [], 0
+    for block in blocks:
+        lines = _recorded(block).export_text().count("\n")
+        if used > TITLE and used + lines > LINES:
+            yield sheet
+            sheet, used = [], 0
+        sheet, used = [*sheet, *block], used + lines
+    yield sheet
 
 
 def _write(path, text):
@@ -98,7 +114,8 @@ def _svg(page, title, name):
         return _recorded(page).export_svg(title=title, theme=theme, code_format=code, unique_id=name)
 
     ends = '<text [^>]*>\\n</text>| clip-path="[^"]*"'  # of lines; a text that fits its line needs no clipping
-    return re.sub(ends, "", _both(export, SVG, "{styles}", title))
+    svg = re.sub(ends, "", _both(export, SVG, "{styles}", title))
+    return re.sub(r'(?<=[" ]\d{3}\.\d)\d+|(?<=[" ]\d{4}\.\d)\d+', "", svg)  # 757.5999999999999
 
 
 def _html(page, title):

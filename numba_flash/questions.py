@@ -57,6 +57,7 @@ class Question:
             self.wrong.setdefault(Fraction(self.answer) / heads, f"That is for one head. There are H = {heads}.")
         if elements:
             self.wrong.setdefault(4 * self.answer, "Those are bytes. The question is for elements, of 4 bytes each.")
+        self.wrong.pop(self.answer, None)  # where at these sizes a wrong way gives the right number
 
     def __str__(self):
         sizes = ", ".join(f"{name} = {value:,}{' heads' * (name == 'H')}" for name, value in vars(self.sizes).items())

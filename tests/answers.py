@@ -215,4 +215,4 @@ def check(run):
         right, name = ways[question["name"]](**question["sizes"]), question["name"]
         assert abs(question["right"] - right) <= NEAR.get((run["lesson"], name), 0) * right, question
         others = [float(value) for value in question["wrong"]]
-        assert len([value for value in others if value != question["right"]]) >= 2, question
+        assert len(others) >= 2 and question["right"] not in others, question

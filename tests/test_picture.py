@@ -10,8 +10,8 @@ from numba_flash import lesson, picture, report
 
 HEADING = report.heading("Lesson 99 · <tests>", "N = 4")
 PAGES = {
-    "1": ["1. One", report.bars({"naive": 2, "tiled": 1}), ""],
-    "1-answer": ["the answer", "a < b & c", report.tile_map(report.Tiles("S", 2, 2, [(0, 1)])), ""],
+    "1": [["1. One", ""], [report.bars({"naive": 2, "tiled": 1}), ""]],
+    "1-answer": [["the answer", ""], ["a < b & c", report.tile_map(report.Tiles("S", 2, 2, [(0, 1)])), ""]],
 }
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_loaded_and_nothing_changes(tmp_path, name, monkeypatch):
 @pytest.mark.parametrize("name", ["x.svg", "x.html"])
 def test_contrast_in_light_and_dark(tmp_path, name):
     listing = list(lesson._listing(["x = 1  # why"], 7, 80))
-    more = {**PAGES, "2": [report.error_line(2.0, naive=0.5, bound=1.0), report.prose("`code`"), *listing]}
+    more = {**PAGES, "2": [[report.error_line(2.0, naive=0.5, bound=1.0), report.prose("`code`"), *listing]]}
     files = picture.save(HEADING, more, tmp_path / name, "Lesson 99")
     for file in files:
         style = re.search("<style>(.*)</style>", Path(file).read_text(encoding="utf-8"), re.DOTALL)[1]
@@ -81,3 +81,14 @@ def test_contrast_in_light_and_dark(tmp_path, name):
 def test_what_is_no_picture(tmp_path):
     with pytest.raises(ValueError, match=r"lesson\.png.*\.svg or \.html"):
         picture.save(HEADING, PAGES, tmp_path / "lesson.png", "")
+
+
+def test_a_long_page_goes_on_and_no_block_is_torn_apart(tmp_path):
+    blocks = [[f"{name}{line}" for line in range(lines)] for name, lines in (("p", 20), ("q", 10), ("r", 60), ("s", 5))]
+    alone = picture.save(HEADING, {"8": [["8. Title", ""], blocks[2]]}, tmp_path / "y.svg", "")
+    assert [Path(file).name for file in alone] == ["y-8.svg"]
+    files = picture.save(HEADING, {"7": blocks}, tmp_path / "x.svg", "")
+    texts = [Path(file).read_text(encoding="utf-8") for file in files]
+    assert [Path(file).name for file in files] == ["x-7.svg", "x-7-b.svg", "x-7-c.svg"]
+    assert [set(re.findall(r">([pqrs])\d+<", text)) for text in texts] == [{"p", "q"}, {"r"}, {"s"}]
+    assert all("Lesson&#160;99" in text for text in texts)
