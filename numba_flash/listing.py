@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import report, testing
+from . import picture, report, testing
 from .attention import MAX_D, attention, attention_backward
 from .checks import check_stage
 from .engine.launch import device
@@ -63,14 +63,17 @@ def show(flags):
     if flags.json == "-":
         print(json.dumps(figures, indent=1))
     else:
-        screen = report.console(record=flags.html is not None)
         facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"
-        screen.print(report.heading(f"Stage {flags.stage}, line by line", facts))
+        heading = report.heading(f"Stage {flags.stage}, line by line", facts)
+        page = [counted]
         if (where := device()).name != "cpu":
-            screen.print(report.prose(f"Counted on the CPU engine: on {where.name!r} the kernels request the same."))
-        screen.print(counted)
+            note = f"Counted on the CPU engine: on {where.name!r} the kernels request the same."
+            page.insert(0, report.prose(note))
+        screen = report.console()
+        for renderable in (heading, *page):
+            screen.print(renderable)
         if flags.html:
-            report.save(screen, flags.html, title=f"numba_flash, stage {flags.stage}")
+            picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash, stage {flags.stage}")
         if flags.json:
             Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         for file in filter(None, (flags.html, flags.json)):

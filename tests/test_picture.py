@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from numba_flash import lesson, picture, report
+from numba_flash import picture, report
 
 HEADING = report.heading("Lesson 99 · <tests>", "N = 4")
 PAGES = {
@@ -64,7 +64,7 @@ def test_nothing_is_loaded_and_nothing_changes(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["x.svg", "x.html"])
 def test_contrast_in_light_and_dark(tmp_path, name):
-    listing = list(lesson._listing(["x = 1  # why"], 7, 80))
+    listing = list(report.source_lines(["x = 1  # why"], 7, 80))
     more = {**PAGES, "2": [[report.error_line(2.0, naive=0.5, bound=1.0), report.prose("`code`"), *listing]]}
     files = picture.save(HEADING, more, tmp_path / name, "Lesson 99")
     for file in files:

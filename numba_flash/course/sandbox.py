@@ -1,4 +1,4 @@
-"""Runs the judge in a process of its own, which ends when it must, whatever the answer does.
+"""Runs a student's file in a process of its own, which ends when it must, whatever the file does.
 
 It is ended by force, and what it started with it: compiled code does not listen to a time limit of its own process.
 Output is read all the time, so that a full pipe stops nobody, and kept up to a limit. This guards against slips, not
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numba_flash
 
@@ -31,34 +32,49 @@ def run(exercise, path, seconds):
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="numba_flash_", ignore_cleanup_errors=True) as folder:
         result = Path(folder) / "result"
-        command = [sys.executable, "-m", "numba_flash.course.judge", exercise.name, str(path), str(result), str(MEMORY)]
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            **({"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if WINDOWS else {"start_new_session": True}),
-        )
-        output = Output(process.stdout)
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        finally:
-            timed_out = process.poll() is None
-            end(process)
-            output.close()
+        command = "numba_flash.course.judge", exercise.name, str(path), str(result), str(MEMORY)
+        ended = run_apart(command, seconds, folder, {"NUMBA_FLASH_STRICT": "1"})
         verdict, last = read(result)
     if verdict is None:
-        verdict = {"passed": False, "message": failure(process.returncode, timed_out, last, seconds), "criteria": {}}
+        verdict = {"passed": False, "message": failure(ended, last, seconds), "criteria": {}}
     return verdict | {
-        "printed": output.text(), "printed_bytes": output.size, "seconds": round(time.monotonic() - start, 2)
+        "printed": ended.printed, "printed_bytes": ended.size, "seconds": round(time.monotonic() - start, 2)
     }  # fmt: skip
 
 
+class Ended(NamedTuple):
+    """How a process ended: its exit status, whether it was stopped, the beginning of what it printed, and the bytes."""
+
+    status: int
+    timed_out: bool
+    printed: str
+    size: int
+
+
+def run_apart(command, seconds, folder, more):
+    """`python -m` this command in `folder`, for so many seconds at most, with `more` in its environment -> Ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=environment() | more,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **({"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if WINDOWS else {"start_new_session": True}),
+    )
+    output = Output(process.stdout)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    finally:
+        timed_out = process.poll() is None
+        end(process)
+        output.close()
+    return Ended(process.returncode, timed_out, output.text(), output.size)
+
+
 def environment():
-    """That of the judge's process: the CPU engine in strict mode, this numba_flash, and few threads."""
+    """That of the process: the CPU engine, this numba_flash, and few threads."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_ENABLE", "NUMBA_DISABLE", "PYTEST"))}
     root = str(Path(numba_flash.__file__).resolve().parent.parent)
     return inherited | {
@@ -67,7 +83,6 @@ def environment():
         "PYTHONIOENCODING": "utf-8:replace",
         "PYTHONUNBUFFERED": "1",
         "NUMBA_FLASH_DEVICE": "cpu",
-        "NUMBA_FLASH_STRICT": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -115,11 +130,12 @@ def read(result):
     return last.get("verdict"), last
 
 
-def failure(status, timed_out, last, seconds):
+def failure(ended, last, seconds):
     """Why there is no verdict."""
     doing = {"import": "while your file was imported", "run": f"in the launch for {last.get('input')}"}
     during = doing.get(last.get("at"), "before your file was read")
-    if timed_out:
+    status = ended.status
+    if ended.timed_out:
         return (
             f"It was stopped after {seconds:g} s, {during}. Likely: a loop that never ends. Does what its `while` "
             "asks for ever become false? (--seconds gives it more time.)"

@@ -14,12 +14,9 @@ import functools
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +24,12 @@ from pathlib import Path
 
 from .. import attention, attention_backward, report
 from ..stages import STAGES
+from . import sandbox
 from .faults import MUTANTS
 from .symptoms import INPUTS, installed, plant
 
 SOME = 12  # faults, without --all
 LIMIT = 60  # seconds for the right kernels, which may have to be compiled
-KEPT = 2000  # characters of what the test prints
 PASSES = {"forward": "", "backward": ", backward", "atomic": ", atomics", "split": ", split_kv"}
 TESTS = {"test": ("forward", "split"), "test_backward": ("backward", "atomic")}  # and the passes they see
 NEEDS = {name: one.needs for name, one in INPUTS.items()} | {
@@ -163,55 +160,17 @@ def apart(file, fault, stages, limit):
 
     -> {"kind": "passed", "failed", "broken" or "endless", "says", "stage", "test", "line", "printed"}
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="numba_flash_", ignore_cleanup_errors=True) as folder:
         result = Path(folder, "result.json")
-        command = [sys.executable, "-m", "numba_flash.course.score", str(result), str(file), fault, *stages]
-        printed, ended = run_apart(command, limit)
-        if not ended:
-            return {"kind": "endless", "says": f"stopped after {limit:.0f} seconds", "stage": stages[0], "test": "test",
-                    "printed": printed}  # fmt: skip
+        command = "numba_flash.course.score", str(result), str(Path(file).resolve()), fault, *stages
+        ended = sandbox.run_apart(command, limit, folder, {})
+        about = {"stage": stages[0], "test": "test", "printed": ended.printed}
+        if ended.timed_out:
+            return {"kind": "endless", "says": f"stopped after {limit:.0f} seconds", **about}
         try:
-            return json.loads(result.read_text(encoding="utf-8")) | {"printed": printed}
+            return json.loads(result.read_text(encoding="utf-8")) | {"printed": ended.printed}
         except (OSError, ValueError):
-            return {"kind": "failed", "says": "the process ended without a result", "stage": stages[0], "test": "test",
-                    "printed": printed}  # fmt: skip
-
-
-def run_apart(command, limit):
-    """A command in a process group of its own -> (the first characters that it prints, whether it ended in time)."""
-    environment = os.environ | {"NUMBA_FLASH_DEVICE": "cpu", "PYTHONIOENCODING": "utf-8"}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    late = threading.Event()
-
-    def stop():
-        late.set()
-        end(process)
-
-    timer = threading.Timer(limit, stop)
-    timer.start()
-    try:
-        kept = b""
-        while part := process.stdout.read1(65536):
-            kept = (kept + part)[: 4 * KEPT]
-        process.wait()
-    except BaseException:
-        end(process)
-        raise
-    finally:
-        timer.cancel()
-        process.stdout.close()
-    return kept.decode("utf-8", "replace")[:KEPT], not late.is_set()
-
-
-def end(process):
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
+            return {"kind": "failed", "says": "the process ended without a result", **about}
 
 
 def trial(file, fault, stages):
