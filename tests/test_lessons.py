@@ -199,6 +199,7 @@ def test_unusual_sizes_in_ascii(name, flags):
     assert max(map(len, out.splitlines())) <= report.WIDTH
 
 
+@pytest.mark.course
 @pytest.mark.parametrize("name", LESSONS)
 def test_commands_to_try_run(name):
     found = commands(short(name)[1])
@@ -759,29 +760,6 @@ def test_the_seed_draws_the_questions():
 @pytest.mark.parametrize("name", LESSONS)
 def test_answers_for_other_seeds(name, seed):
     answers.check({"lesson": name[:2], "questions": questions_of(name, "--seed", f"{seed}")})
-
-
-# --- as a notebook ----------------------------------------------------------------------------------------------------
-
-NOTEBOOK = """\
-import linecache, re, sys
-cells = re.split(r"^# %%.*$", open(sys.argv[1], encoding="utf-8").read(), flags=re.MULTILINE)
-sys.argv = ["/somewhere/ipykernel_launcher.py", "-f", "/somewhere/kernel-1.json"]
-names = {"__name__": "__main__"}
-for number, cell in enumerate(cells):
-    file = f"<cell {number}>"
-    linecache.cache[file] = len(cell), None, cell.splitlines(keepends=True), file
-    exec(compile(cell, file, "exec"), names)
-assert sys.excepthook is sys.__excepthook__
-"""
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_opens_as_a_notebook(name):
-    command = [sys.executable, "-c", NOTEBOOK, os.path.join("lessons", name)]
-    status, out, err = finished(command)
-    assert (status, err) == (0, "")
-    assert f"python -m numba_flash lessons {name[:2]} --" in out
 
 
 # --- the parts of lesson.py -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from numba_flash import __main__ as cli
 from numba_flash import reference, testing
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = "lessons", "bill", "figures", "doctor", "bench", "listing", "play", "check", "lab", "exam"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_FLASH_DEVICE": "cpu"}
 
 
@@ -50,13 +51,13 @@ def run(capsys, monkeypatch):
 def test_without_a_command_it_helps_and_fails(run):
     status, out, err = run()
     assert status == 2
-    assert all(name in out for name in ("lessons", "bill", "figures", "doctor", "bench"))
+    assert all(name in out for name in COMMANDS)
     assert err == ""
 
 
 def test_version_and_help(run):
     assert run("--version") == (0, f"numba_flash {nf.__version__}\n", "")
-    for name in ("lessons", "bill", "figures", "doctor", "bench"):
+    for name in COMMANDS:
         status, out, _ = run(name, "--help")
         assert status == 0
         assert out.isascii()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import report
 from ..lesson import check_writable, whole_number
-from .questions import POOL, TOPICS
+from .exam_questions import POOL, TOPICS
 
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
 MINUTES = 60

@@ -19,9 +19,9 @@ import numba_flash as nf
 from numba_flash import __main__ as cli
 from numba_flash import stages
 from numba_flash.course import exam
-from numba_flash.course.questions import POOL, TOPICS, Question
-from numba_flash.course.questions.code import FAULTS, SYMPTOMS, snippet
-from numba_flash.course.questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK, approximations
+from numba_flash.course.exam_questions import POOL, TOPICS, Question
+from numba_flash.course.exam_questions.code import FAULTS, SYMPTOMS, snippet
+from numba_flash.course.exam_questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK, approximations
 
 SEEDS = range(60)
 

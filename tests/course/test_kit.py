@@ -1,7 +1,6 @@
 """lessons/README.md: its commands exist, what it says they print is printed, and its tables add up."""
 
 import glob
-import importlib.util
 import json
 import os
 import re
@@ -14,18 +13,12 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import __main__ as cli
+from numba_flash.course.exercises import EXERCISES
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```", KIT, flags=re.DOTALL | re.MULTILINE)
 LESSONS = {file.stem[:2]: file for file in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))}
-ELSEWHERE = {"check": "course.check", "lab": "course.lab", "listing": "listing", "play": "player"}  # command: module
-EXERCISES = [
-    "00_guard", "00_reduce", "01_fuse", "02_scores", "02_softmax", "03_tile",
-    "03_output", "04_online", "04_merge", "05_rescale", "05_attention", "06_no_matrix",
-    "07_delta", "07_recompute", "08_causal", "08_skip", "09_dropout", "10_blocks",
-    "11_split",
-]  # fmt: skip
 
 
 def section(title):
@@ -52,16 +45,10 @@ def claims():
         yield run.strip("`"), printed
 
 
-def known(name):
-    if name in ELSEWHERE:
-        pytest.importorskip(f"numba_flash.{ELSEWHERE[name]}", reason="another part of the course")
-
-
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("python -m numba_flash ")])
 def test_a_command_takes_these_flags(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(line)[3:]
-    known(words[0])
     for word in words:
         if word.endswith((".py", "answers.json")):
             file = tmp_path / word.replace("*", "ann")
@@ -144,7 +131,7 @@ def test_every_lesson_has_its_goals():
 
 def test_every_exercise_has_its_rubric():
     table = rows("Exercises")
-    assert [name.strip("`") for name, *_ in table] == EXERCISES
+    assert [name.strip("`") for name, *_ in table] == list(EXERCISES)
     for name, goal, minutes, C, S, B, mistakes in table:
         assert int(C) + int(S) + int(B) == (30 if name == "`05_attention`" else 10)
         assert goal and mistakes and 5 <= int(minutes) <= 120
@@ -205,8 +192,6 @@ def test_a_claim_that_a_lesson_shows(line, printed):
 @pytest.mark.course
 @pytest.mark.parametrize("line", [line for line in commands() if "--svg" in line or "--answers" in line])
 def test_a_lesson_takes_these_flags(line):
-    if "--answers" in line and not importlib.util.find_spec("numba_flash.questions"):
-        pytest.skip("another part of the course")
     words = line.split()
     help = lesson(" ".join([*words[:2], "--help"])).stdout
     assert all(word in help for word in words if word.startswith("--"))
