@@ -186,7 +186,7 @@ def check_wording(out, flags):
     [
         "--n 1 --d 1",
         "--n 8 --d 40 --heads 3 --blocks 1",
-        "--n 33 --d 7 --heads 3 --blocks 5 --seed 7 --device cpu",
+        pytest.param("--n 33 --d 7 --heads 3 --blocks 5 --seed 7 --device cpu", marks=pytest.mark.course),
     ],
 )
 def test_unusual_sizes_in_ascii(name, flags):
