@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..hbm import lines
 from ..report import progress
-from . import access, cache, recorder
+from . import access, cache, races, recorder
 from .access import State, Tensor
 from .memory import free_host_bytes, refuse_if_too_large
 from .model import DYNAMIC_SHARED, STATIC_SHARED
@@ -410,20 +410,27 @@ def failure(program, words, grid, block, shapes):
     element = element_name(tensor, w[access.INDEX], shapes[w[access.TENSOR]])
     if kind == access.UNINITIALIZED:
         return UninitializedRead(f"{place}: reads {element}, which nothing has written", **details)
+    return RaceDetected(f"{place}: {race(program, w, site, element, grid, block)}", **details)
+
+
+def race(program, w, site, element, grid, block):
+    """What two threads do to an element, and what would part them."""
     other = program.sites[w[access.OTHER_SITE]]
+    verbs = {"loads": "reads", "stores": "writes", "atomics": "updates"}
+    does, did = verbs[site.kind], f"{verbs[other.kind]} in line {other.line}"
     if w[access.OTHER_THREAD] < 0:
-        who = f"block {position(w[access.OTHER_BLOCK], grid)}"
-        advice = "in the same launch: blocks run in any order, so give each its own elements, or use cuda.atomic"
-    else:
-        who = f"thread {position(w[access.OTHER_THREAD], block)}"
-        advice = "with no barrier between: put cuda.syncthreads() between the two"
-        if site == other:
-            advice = "too: give each thread its own elements, or use cuda.atomic"
-    verb = {"loads": "reads", "stores": "writes", "atomics": "updates"}
-    return RaceDetected(
-        f"{place}: {verb[site.kind]} {element}, which {who} {verb[other.kind]} in line {other.line} {advice}",
-        **details,
-    )
+        return (f"{does} {element}, which block {position(w[access.OTHER_BLOCK], grid)} {did} in the same launch: "
+                "blocks run in any order, so give each its own elements, or use cuda.atomic")  # fmt: skip
+    who = f"which thread {position(w[access.OTHER_THREAD], block)}"
+    if site == other:
+        return f"{does} {element}, {who} {did} too: give each thread its own elements, or use cuda.atomic"
+    if (found := races.loop_without_barrier(program, site, other)) is None:
+        return f"{does} {element}, {who} {did} with no barrier between: put cuda.syncthreads() between the two"
+    line, is_ahead = found
+    missing = f"a barrier is missing at the end of the loop in line {line}"
+    if is_ahead:
+        return f"in its next turn of the loop it {does} {element}, {who} {did}: {missing}"
+    return f"{does} {element}, {who} {did} in its next turn of the loop: {missing}"
 
 
 def element_name(tensor, number, shape):

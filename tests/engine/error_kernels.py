@@ -125,6 +125,118 @@ def make_late_barrier(T):
     return late_barrier
 
 
+def make_early_reader(T):
+    """Read first and written last: without a barrier at the loop's end, thread 1 still writes what thread 0 reads."""
+
+    @cuda.jit
+    def early_reader(A, B):
+        tile = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        tile[i] = A[0, i]
+        cuda.syncthreads()
+        for row in range(A.shape[0]):  # the loop
+            B[row, i] = tile[T - 1 - i]  # in the next turn
+            cuda.syncthreads()
+            tile[i] = A[row, i]  # FAULT
+
+    return early_reader
+
+
+def make_late_writer(T):
+    """What thread 1 writes in its next turn, thread 0 still reads: every thread but 0 reads its own element alone."""
+
+    @cuda.jit
+    def late_writer(A, B):
+        tile = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        for row in range(A.shape[0]):  # the loop
+            if i > 0 or row == 0:
+                tile[i] = A[row, i]  # FAULT
+            cuda.syncthreads()
+            B[row, i] = tile[i] if i > 0 else tile[1]  # too early
+
+    return late_writer
+
+
+@cuda.jit(device=True)
+def fill(tile, A, row, i):
+    tile[i] = A[row, i]  # of a device function
+    cuda.syncthreads()
+
+
+def make_late_barriers_outside(T):
+    """The outer loop's barrier is missing; the inner loop has its own, which no turn may come to."""
+
+    @cuda.jit
+    def late_barriers_outside(A, B):
+        tile = cuda.shared.array(T, float32)
+        other = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        for row in range(A.shape[0]):  # the loop
+            fill(tile, A, row, i)  # in the next turn
+            for _ in range(2):
+                other[i] = A[row, i]
+                cuda.syncthreads()
+                B[row, i] = other[T - 1 - i]
+                cuda.syncthreads()
+            B[row, i] = tile[T - 1 - i]  # FAULT
+
+    return late_barriers_outside
+
+
+def make_late_while(T):
+    """A condition is asked again at the end of each turn."""
+
+    @cuda.jit
+    def late_while(A, B):
+        tile = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        if i == 0:
+            tile[0] = 2
+        cuda.syncthreads()
+        while tile[0] > 0:  # the loop, FAULT
+            cuda.syncthreads()
+            if i == 0:
+                tile[0] -= 1  # too early
+
+    return late_while
+
+
+def make_skipped_barrier(T):
+    """The barrier between the two is one that nobody comes to: it is between them that one is missing."""
+
+    @cuda.jit
+    def skipped_barrier(A, B):
+        tile = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        for row in range(A.shape[0]):  # the loop
+            tile[i] = A[row, i]  # FAULT
+            if row > 5:
+                cuda.syncthreads()
+            B[row, i] = tile[T - 1 - i]  # too early
+            cuda.syncthreads()
+
+    return skipped_barrier
+
+
+def make_branches(T):
+    """One branch or the other, in one turn: a barrier in the first is between them in the text alone."""
+
+    @cuda.jit
+    def branches(A, B):
+        tile = cuda.shared.array(T, float32)
+        i = cuda.threadIdx.x
+        for _ in range(A.shape[0]):  # the loop
+            if i == 0:
+                tile[1] = A[0, 0]  # too early
+                cuda.syncthreads()
+            else:
+                B[0, i] = tile[1]  # FAULT
+                cuda.syncthreads()
+
+    return branches
+
+
 @cuda.jit
 def write_write(A):
     A[cuda.threadIdx.x // 2] = cuda.threadIdx.x  # FAULT

@@ -155,6 +155,34 @@ def test_races(name):
     check_place(error, kernel, tensor, at_block, at_thread)
 
 
+NEXT_TURN = {  # how the message ends
+    "written": (kernels.make_late_barrier, "thread (1, 0, 0) writes in line {early} in its next turn of the loop"),
+    "read": (kernels.make_early_reader, "thread (1, 0, 0) reads in line {early} in its next turn of the loop"),
+    "written by the other": (kernels.make_late_writer, "in its next turn of the loop it writes tile[1], which thread "
+                             "(0, 0, 0) reads in line {early}"),
+    "in a device function": (kernels.make_late_barriers_outside, "in its next turn of the loop"),
+    "in a condition": (kernels.make_late_while, "in its next turn of the loop"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEXT_TURN)
+def test_a_race_with_the_next_turn_of_a_loop_asks_for_a_barrier_at_its_end(name):
+    make, says = NEXT_TURN[name]
+    kernel = make(4)
+    error = provoke(RaceDetected, kernel, 1, 4, floats(3, 4), floats(3, 4), strict=True)
+    loop = line_of(kernel, "the loop" if name != "written" else "for row")
+    assert str(error).endswith(f": a barrier is missing at the end of the loop in line {loop}")
+    marker = "in the next turn" if name == "read" else "too early"
+    assert (says.format(early=line_of(kernel, marker)) if "{" in says else says) in str(error)
+
+
+@pytest.mark.parametrize("make", [kernels.make_missing_barrier, kernels.make_skipped_barrier, kernels.make_branches])
+def test_a_race_within_a_turn_asks_for_a_barrier_between_the_two(make):
+    shape = (4,) if make is kernels.make_missing_barrier else (3, 4)
+    error = provoke(RaceDetected, make(4), 1, 4, floats(*shape), floats(*shape), strict=True)
+    assert str(error).endswith("with no barrier between: put cuda.syncthreads() between the two")
+
+
 def test_a_race_between_blocks_names_both_lines():
     kernel = kernels.block_reads_another
     error = provoke(RaceDetected, kernel, 3, 1, floats(4), floats(4), strict=True)
