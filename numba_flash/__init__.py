@@ -6,6 +6,7 @@ from .blocks import choose_blocks
 from .engine.launch import device, empty, launch, to_device, to_host
 from .engine.recorder import recording
 from .hbm.ledger import ledger
+from .hbm.lines import lines
 from .hbm.predict import flops, predict
 from .merge import merge
 from .stages import STAGES
@@ -21,6 +22,7 @@ __all__ = [
     "flops",
     "launch",
     "ledger",
+    "lines",
     "merge",
     "patterns",
     "predict",

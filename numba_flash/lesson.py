@@ -220,7 +220,7 @@ class Lesson:
         self.dice = random.Random(f"lesson {name[:2]}, seed {self.seed}")  # of the questions
         self.run = {"lesson": name[:2], "seed": self.seed, "questions": []}
         self.runs = [*(questions.earlier(self.answers) if self.answers else []), self.run]
-        self.alone = not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)) or in_notebook()  # nobody answers
+        self.alone = not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or in_notebook()  # nobody answers
         self.explained = False  # whether a bill has said what it counts
         heads = plural(self.heads, "head")
         threads = plural(self.blocks, "thread") if isinstance(self.blocks, int) else ""
@@ -545,7 +545,7 @@ def roofline(bandwidth, roofs, points, width=report.WIDTH):
     yield f" {'':>{named}}  " + "".join(ticks).rstrip()
 
 
-def _is_terminal(stream):
+def is_terminal(stream):
     try:
         return stream.isatty()
     except (AttributeError, ValueError):  # None or closed

@@ -113,7 +113,7 @@ def to_text(renderable):
     return file.getvalue().rstrip("\n")
 
 
-class _Drawing:
+class Drawing:
     """What rich prints from `draw(width, clean)` -> lines, each a list of (text, style) pieces or strings.
 
     `width` is in columns; `clean` is what every text that may not be ASCII has to pass before it is laid out.
@@ -167,7 +167,7 @@ def heading(title, facts=""):
             yield [(f" {left}", "bold")]
             yield [f" {right}"]
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
 def prose(text):
@@ -181,7 +181,7 @@ def prose(text):
                     yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
             yield []
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
 def table(header, rows):
@@ -204,7 +204,7 @@ def table(header, rows):
             yield [(f" {start}{last}".rstrip(), "bold" if number == 0 else "")]
             yield from ([" " * (len(start) + 1) + more] for more in wrapped[1:])
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
 def bill_table(
@@ -241,7 +241,7 @@ def bill_table(
             yield []
             yield from ([f" {line}"] for line in textwrap.wrap(explained, width - 2))
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
 class _Row(NamedTuple):
@@ -365,12 +365,12 @@ def error_line(error, *, naive=None, bound=None):
     With `naive`, the naive kernel's own error, `bound` is `testing.bound` and what is within it is exact. Without, it
     is a worst case such as `testing.naive_bound`, which an error within it does not turn into "exact".
     """
-    return _Drawing(lambda width, clean: [_error_pieces("error", error, naive, bound)])
+    return Drawing(lambda width, clean: [_error_pieces("error", error, naive, bound)])
 
 
 def gradient_error_lines(errors):
     """The same for gradients, a line each: `errors` maps a name to (error, naive or None, bound or None)."""
-    return _Drawing(
+    return Drawing(
         lambda width, clean: [_error_pieces(f"error of {name}", *figures) for name, figures in errors.items()]
     )
 
@@ -400,13 +400,13 @@ def bars(values, unit=""):
         room = max(width - named - figured - 5, 8)
         top = max(values.values(), default=0)
         for label, end, value in zip(labels, ends, values.values(), strict=True):
-            bar = _bar(value / top * room, clean is to_ascii) if value else ""
+            bar = bar_of(value / top * room, clean is to_ascii) if value else ""
             yield [f" {label:<{named}}  ", (bar, ACCENT), " " * bool(bar) + end]
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
-def _bar(length, ascii_only):
+def bar_of(length, ascii_only):
     if ascii_only:
         return "#" * max(round(length), 1)
     eighths = max(round(length * 8), 1)
@@ -491,7 +491,7 @@ def tile_map(*tiles):
                 line = "   ".join(f"{text:<{room}}" for text in texts).rstrip()
                 yield [" ", *((part, LIT if part == lit else "") for part in re.split(f"({lit})", line))]
 
-    return _Drawing(draw)
+    return Drawing(draw)
 
 
 def _grid(matrix, lit, unlit, clean, room):

@@ -9,7 +9,7 @@ from numba import cuda
 
 import numba_flash as nf
 from numba_flash import __main__ as cli
-from numba_flash import listing, report
+from numba_flash import report
 from numba_flash.engine import launch as engine
 
 from .stages.test_masks import inputs, passes
@@ -29,12 +29,12 @@ def test_the_lines_sum_to_the_bill(stage, feature):
     """Of every kernel and tensor, in every pass, with all masks and dropout."""
     q, k, v, dout, how = inputs(SIZE, feature, np.float32)
     how |= {"stage": stage, "blocks": TILES[stage], "device": "cpu"}
-    with nf.ledger() as bill, listing.lines() as counted:
+    with nf.ledger() as bill, nf.lines() as counted:
         out, lse = nf.attention(q, k, v, return_lse=True, **how)
     check(counted, bill)
     for deterministic, from_lse in passes(stage):
         kept = {"out": out, "lse": lse} if from_lse else {}
-        with nf.ledger() as bill, listing.lines() as counted:
+        with nf.ledger() as bill, nf.lines() as counted:
             nf.attention_backward(q, k, v, dout, deterministic=deterministic, **kept, **how)
         check(counted, bill)
         assert bool(bill.atomics) != deterministic
@@ -42,7 +42,7 @@ def test_the_lines_sum_to_the_bill(stage, feature):
 
 def test_the_lines_of_split_keys_sum_to_the_bill():
     q, k, v, _, how = inputs(SIZE, "causal keys", np.float32)
-    with nf.ledger() as bill, listing.lines() as counted:
+    with nf.ledger() as bill, nf.lines() as counted:
         nf.attention(q, k, v, split_kv=3, blocks=(1, 4), device="cpu", **how)
     check(counted, bill)
 
@@ -85,7 +85,7 @@ def number(text):
 @pytest.fixture(scope="module")
 def counted():
     X, Y, Z = np.ones(10, np.float32), np.ones(10, np.float32), np.zeros(1, np.float32)
-    with listing.lines() as lines:
+    with nf.lines() as lines:
         nf.launch(kernel, 1, 32, X, Y, Z)
     assert Z[0] == 40
     return lines
@@ -131,13 +131,13 @@ def test_the_page(counted):
     ):
         assert text in page
     assert any(line.startswith(" ██████") and "return A[i]" in line for line in lines)  # the dearest line
-    with listing.lines() as nothing:
+    with nf.lines() as nothing:
         pass
     assert "No launch was counted" in str(nothing)
 
 
 def test_it_stays_readable_after_an_error_and_closes():
-    with pytest.raises(KeyError), listing.lines() as counted:
+    with pytest.raises(KeyError), nf.lines() as counted:
         nf.launch(kernel, 1, 32, *(np.ones(10, np.float32) for _ in range(3)))
         raise KeyError
     assert counted.bill.loads == 40
@@ -145,15 +145,17 @@ def test_it_stays_readable_after_an_error_and_closes():
     assert counted.bill.loads == 40
 
 
-def test_lines_are_counted_on_the_cpu_engine(monkeypatch):
+@pytest.mark.parametrize("opened", [nf.lines, nf.recording])
+def test_lines_and_recordings_are_made_on_the_cpu_engine(opened, monkeypatch):
     """Also where kernels run on a GPU by default; to ask for the GPU there is an error that says so."""
     monkeypatch.setenv("NUMBA_FLASH_DEVICE", "gpu")
-    with listing.lines():
+    with opened() as made:
         assert nf.device().name == "cpu"
-        monkeypatch.setattr(engine, "device_name", lambda name: "gpu")
-        monkeypatch.setattr(engine, "check_arguments", lambda *_: None)
-        with pytest.raises(ValueError, match="lines are counted on the CPU engine: leave out device='gpu'"):
+        nf.launch(kernel, 1, 32, *(np.ones(10, np.float32) for _ in range(3)))
+        monkeypatch.setattr(engine, "gpu_problem", lambda: None)
+        with pytest.raises(ValueError, match="device='gpu' cannot be recorded or counted by line.* leave device= out"):
             nf.launch(kernel, 1, 32, *(np.ones(10, np.float32) for _ in range(3)), device="gpu")
+    assert len(made.kernels if opened is nf.lines else made.launches) == 1
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

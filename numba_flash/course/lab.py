@@ -142,7 +142,7 @@ def play(case, flags, screen):
         say(*page(case))
     if flags.line:
         tries, answered = [flags.line], case.right(flags.line)
-    elif not flags.solution and not quiet and all(map(lesson._is_terminal, (sys.stdin, sys.stdout))):
+    elif not flags.solution and not quiet and all(map(lesson.is_terminal, (sys.stdin, sys.stdout))):
         tries, answered = ask(case, say)
     if answered or flags.solution or (tries and tries[-1] == "?"):
         say(*explanation(case, answered))

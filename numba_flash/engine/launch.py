@@ -75,8 +75,8 @@ def device(name=None):
     Returns a Device. Raises ValueError for an unknown name, KernelError for a device that is not there.
     """
     reason = "asked for by device="
-    if name is None and lines.active():
-        return Device("cpu", "lines are counted there")
+    if name is None and (recorder.active() or lines.active()):
+        return Device("cpu", "recordings and lines are made there")
     if name is None:
         name, reason = os.environ.get("NUMBA_FLASH_DEVICE") or None, "asked for by NUMBA_FLASH_DEVICE"
     if isinstance(name, Device):
@@ -127,12 +127,11 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     check_arguments(function, args, name)
     if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, (int, np.integer)) or shared_bytes < 0:
         raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
-    if name != "cpu" and recorder.active():
-        raise ValueError(f"device={name!r} cannot be recorded: add device='cpu' to what runs inside recording()")
+    if name != "cpu" and (recorder.active() or lines.active()):
+        raise ValueError(f"device={name!r} cannot be recorded or counted by line, which is for the CPU engine alone: "
+                         "leave device= out inside recording() and lines(), and pass NumPy arrays")  # fmt: skip
     if name == "cpu":
         counts = cpu.run(kernel, grid, block, args, int(shared_bytes), is_strict(strict))
-    elif lines.active():
-        raise ValueError(f"lines are counted on the CPU engine: leave out device={name!r}, and pass NumPy arrays")
     elif strict:
         raise ValueError(
             f"strict=True works on the CPU engine only: add device='cpu' (this launch would run on {name!r})"

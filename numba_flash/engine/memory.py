@@ -1,10 +1,9 @@
 """How much memory is free, the refusal of what does not fit, and the record of what is allocated."""
 
-import contextlib
-import contextvars
 import os
 
 from ..errors import OutOfMemory
+from ..opened import Opened
 
 
 def refuse_if_too_large(needed, what, there):
@@ -33,24 +32,18 @@ def free_host_bytes():
     return available
 
 
-_open = contextvars.ContextVar("open records of allocations", default=())
+_open = Opened("records of allocations")
 
 
-@contextlib.contextmanager
 def allocations():
     """Record each array that `empty` makes in the body: `with allocations() as made: ...` -> [(shape, dtype)].
 
     Records nest, and each thread has its own, as with `ledger`. Copies made by `to_device` are not in it.
     """
-    made = []
-    _open.set((*_open.get(), made))
-    try:
-        yield made
-    finally:
-        _open.set(tuple(other for other in _open.get() if other is not made))
+    return _open([])
 
 
 def record(shape, dtype):
     """Enter one array in every open record."""
-    for made in _open.get():
+    for made in _open:
         made.append((shape, dtype))

@@ -7,8 +7,6 @@ on the entries afterwards, in NumPy. A launch outside of a recording compiles an
 """
 
 import ast
-import contextlib
-import contextvars
 import inspect
 import textwrap
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..opened import Opened
 from . import access
 from .rewrite import STATE, FunctionRewriter, call
 
@@ -160,27 +159,22 @@ class Recording:
         return sum(len(launch.words) for launch in self.launches)
 
 
-_open = contextvars.ContextVar("open recordings", default=())
+_open = Opened("recordings")
 
 
-@contextlib.contextmanager
 def recording():
     """Record every launch in the body, on the CPU engine: `with recording() as record: ...` -> Recording.
 
-    Recordings nest, and each thread has its own. In the body, a launch on another device or in strict mode, and one
-    whose arguments are not contiguous, is refused (ValueError), and so is one of more entries than LIMIT.
+    Recordings nest, and each thread has its own. In the body kernels run on the CPU engine where nobody names a device.
+    A launch on another device or in strict mode, and one whose arguments are not contiguous, is refused (ValueError),
+    and so is one of more entries than LIMIT.
     """
-    record = Recording()
-    _open.set((*_open.get(), record))
-    try:
-        yield record
-    finally:
-        _open.set(tuple(other for other in _open.get() if other is not record))
+    return _open(Recording())
 
 
 def active():
     """Whether a recording is open in this thread."""
-    return bool(_open.get())
+    return bool(_open)
 
 
 def check(kernel, names, args, strict):
@@ -210,7 +204,7 @@ class Recorder:
     """Keeps the log of one launch, which is as long as what the open recordings still take."""
 
     def __init__(self, program, state, blocks):
-        room = LIMIT - max(record.entries for record in _open.get())
+        room = LIMIT - max(record.entries for record in _open)
         self.program, self.words, self.blocks = program, state.words, blocks
         self.log, self.ends = np.empty((room, access.ENTRY_WORDS), np.int64), []
         self.make_room(0)
@@ -239,5 +233,5 @@ class Recorder:
         words = self.log[: self.ends[-1]].copy()
         launch = Launch(self.program.name, function, grid, block, arrays, self.program.sites, self.program.notes,
                         self.blocks, self.ends, words)  # fmt: skip
-        for record in _open.get():
+        for record in _open:
             record.launches.append(launch)

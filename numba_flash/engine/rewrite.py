@@ -26,7 +26,6 @@ from numba.core.dispatcher import Dispatcher
 from numba.np.numpy_support import as_dtype
 
 from ..errors import Unsupported
-from ..hbm.lines import Call, Function
 
 COORDINATES = {
     f"{name}.{axis}": f"_nf_{letter}{axis}"
@@ -69,6 +68,29 @@ class Array:
     name: str
     shape: tuple
     dtype: np.dtype
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel, or a device function that it calls: where its source begins, and the source."""
+
+    name: str
+    file: str
+    first: int
+    source: str
+
+    def holds(self, file, line):
+        return file == self.file and self.first <= line < self.first + self.source.count("\n") + 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a device function. `given`: (parameter, the name passed for it) of each argument that is a name."""
+
+    caller: Function
+    line: int
+    callee: Function
+    given: tuple
 
 
 @dataclass

@@ -4,12 +4,11 @@ One access of one element of a kernel argument by one thread is one load or stor
 and one write in bytes. Shared memory and registers are free.
 """
 
-import contextlib
-import contextvars
 import json
 from dataclasses import asdict, dataclass
 
 from ..checks import integer
+from ..opened import Opened
 
 KINDS = ("loads", "stores", "atomics")
 
@@ -175,10 +174,9 @@ class Bill:
         return f"<Bill of {of}: {self.elements:,} elements, {self.total_bytes:,} bytes>"
 
 
-_open = contextvars.ContextVar("open ledgers", default=())
+_open = Opened("ledgers")
 
 
-@contextlib.contextmanager
 def ledger():
     """Count every load and store of every launch in the body: `with ledger() as bill: ...` -> Bill.
 
@@ -186,17 +184,12 @@ def ledger():
     the body, also where the body raised. Only kernels launched by `numba_flash.launch` (and `attention`) are counted;
     a plain `kernel[grid, block](...)` is not.
     """
-    bill = Bill()
-    _open.set((*_open.get(), bill))
-    try:
-        yield bill
-    finally:
-        _open.set(tuple(other for other in _open.get() if other is not bill))
+    return _open(Bill())
 
 
 def active():
     """Whether a ledger is open in this thread."""
-    return bool(_open.get())
+    return bool(_open)
 
 
 def record(kernel, grid, block, counts):
@@ -210,6 +203,6 @@ def record(kernel, grid, block, counts):
     for tensor, figures in counts.items():
         itemsize, loads, stores, atomics = map(int, figures)
         tensors[tensor] = Count(loads, stores, atomics, itemsize)
-    for bill in _open.get():
+    for bill in _open:
         bill._add(kernel, tensors)
         bill.launches.append(launch)

@@ -1,40 +1,18 @@
 """The HBM bill by source line: what the CPU engine counts at each place of a kernel's source, kept apart."""
 
-import contextlib
-import contextvars
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 
+from ..opened import Opened
 from .ledger import Bill, Count
-
-
-@dataclass(frozen=True)
-class Function:
-    """A kernel, or a device function that it calls: where its source begins, and the source."""
-
-    name: str
-    file: str
-    first: int
-    source: str
-
-    def holds(self, file, line):
-        return file == self.file and self.first <= line < self.first + self.source.count("\n") + 1
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a device function. `given`: (parameter, the name passed for it) of each argument that is a name."""
-
-    caller: Function
-    line: int
-    callee: Function
-    given: tuple
+from .listed import drawing
 
 
 @dataclass
 class Kernel:
-    """One kernel: `functions` are itself and the device functions it calls, `counts` maps (file, line) to
+    """One kernel: `functions` are itself and the device functions it calls, `calls` those calls (Function and Call of
+    engine/rewrite.py), `counts` maps (file, line) to
     {tensor: Count}, where tensors are called as the kernel calls its parameters."""
 
     functions: list
@@ -140,8 +118,6 @@ class Lines:
         return json.dumps(rows, indent=1)
 
     def __rich__(self):
-        from ..listing import drawing
-
         return drawing(self)
 
     def __str__(self):
@@ -154,30 +130,25 @@ class Lines:
         return f"<Lines of {of}: {self.bill.total_bytes:,} bytes>"
 
 
-_open = contextvars.ContextVar("open listings", default=())
+_open = Opened("listings")
 
 
-@contextlib.contextmanager
 def lines():
     """Count the loads and stores of each source line: `with lines() as counted: ...; print(counted)` -> Lines.
 
-    Launches in the body run on the CPU engine, which alone knows the lines, unless `device` says otherwise, which is an
-    error. The lines of a kernel sum to its bill. They stay readable after the body, also where the body raised.
+    Launches in the body run on the CPU engine, which alone knows the lines, where nobody names a device; one on another
+    device is refused (ValueError). The lines of a kernel sum to its bill. They stay readable after the body, also where
+    the body raised.
     """
-    counted = Lines()
-    _open.set((*_open.get(), counted))
-    try:
-        yield counted
-    finally:
-        _open.set(tuple(other for other in _open.get() if other is not counted))
+    return _open(Lines())
 
 
 def active():
     """Whether lines are counted in this thread."""
-    return bool(_open.get())
+    return bool(_open)
 
 
 def record(program, counts):
     """Enter one launch of a rewritten kernel. counts: tensor -> (itemsize, how often each of program.sites)."""
-    for counted in _open.get():
+    for counted in _open:
         counted._add(program, counts)
