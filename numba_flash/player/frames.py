@@ -4,6 +4,9 @@ A frame is a piece of one block between two barriers: the statements that belong
 all threads. The log has them thread by thread; frames have them in the order of the source, as if all threads moved at
 once. A loop is gone through turn by turn where each turn is a step of the algorithm: where it holds a barrier, or
 brings both m_i and l_i up to date. All other loops are one piece.
+
+Frames know the paper's names: m_i and l_i, O_i, S_ij and P_ij, Q, K, V, O, m, l and L, and i, j, h for query, key and
+head. A kernel that calls them something else is still cut at its barriers; its row is not followed.
 """
 
 import ast
@@ -16,7 +19,7 @@ import numpy as np
 
 from ..engine.access import ATOMIC, NOTE, READ, WRITE
 from ..engine.rewrite import definition_in
-from ..hbm.ledger import Bill, Count
+from ..hbm.ledger import Count
 
 PAPER_LINE = re.compile(r"# Alg\. (\d+), l\. (\d+(?: and \d+)*)")
 KINDS = {READ: "read", WRITE: "written", ATOMIC: "updated"}
@@ -99,14 +102,6 @@ def counts(record, frame):
     return found
 
 
-def bill(record, found):
-    """The Bill of these frames."""
-    total = Bill()
-    for frame in found:
-        total += Bill({record.launches[frame.launch].kernel: counts(record, frame)})
-    return total
-
-
 # --- where a line of a kernel belongs ---------------------------------------------------------------------------------
 
 
@@ -123,7 +118,6 @@ class Plan:
         self.labels = labels(tuple(source), self.first)
         self.place, self.loops = {}, {}
         self.walk(tree.body, ())
-        self.depth = 1 + max(self.loops.values(), default=-1) + 1
 
     def walk(self, body, path):
         group, current, has_loop = 0, None, False
@@ -163,7 +157,7 @@ def is_barrier(node):
 
 
 def is_stepped(statement):
-    """Whether it is a loop each turn of which is a step of the algorithm."""
+    """Whether it is a loop each turn of which is a step of the algorithm: by a barrier, or the names m_i and l_i."""
     if not isinstance(statement, ast.For | ast.While):
         return False
     parts = list(ast.walk(statement))

@@ -3,7 +3,8 @@
 import contextlib
 import sys
 import time
-from itertools import product
+from collections import Counter
+from itertools import groupby, product
 
 from rich.console import Group
 from rich.live import Live
@@ -16,7 +17,7 @@ from .frames import counts
 from .paper import ALGORITHMS
 from .play import place
 
-ROWS = 20  # of a digest
+TURNS = 4  # of each launch that a digest begins with
 GAUGE = 32  # columns of a gauge
 NUMBERS = 6  # columns of O that a line has room for
 HELP = " space: play or stop   arrows: a step   home, end: first, last   q: leave"
@@ -108,31 +109,45 @@ def listing(launch, frame, room):
 
 
 def digest(play):
-    """Print every k-th of the frames that touch HBM as a line, then the last one in full."""
+    """Print the frames of some turns, a line each, then the last frame in full."""
     screen = report.console()
-    count = len(play.frames)
-    moving = [at for at in range(count) if counts(play.record, play.frames[at])]
-    every = -(-len(moving) // ROWS)
-    rows = []
-    for at in moving[::every]:
+    count, rows = len(play.frames), []
+    for at in listed(play):
+        if at is None:
+            rows.append(["   …", "", "", "", ""])
+            continue
         frame = play.frames[at]
         paper = ", ".join(map(str, frame.paper)) or "-"
         so_far = frame.read_bytes + frame.write_bytes
-        rows.append([at + 1, play.launch(frame).kernel, paper, so_far, play.says(frame)])
+        rows.append([f"{at + 1:>4}", play.launch(frame).kernel, paper, f"{so_far:>9,}", play.says(frame)])
+    moving = sum(bool(counts(play.record, frame)) for frame in play.frames)
     screen.print(report.heading(f"Play: {play.stage}", play.facts))
     screen.print()
     screen.print(report.table(["step", "kernel", "line", "HBM bytes", "what it does"], rows))
-    often = f"; 1 in {every} of those is" if every > 1 else ", and are"
     screen.print()
     screen.print(
         report.prose(f"""
-Of {count} steps {len(moving)} touch HBM{often} listed. In a terminal, keys step through them all; --html FILE writes a
-page that shows them.
+Of {count} steps {moving} touch HBM. Listed are the first turns of each kernel's loops, and the last one. In a terminal,
+keys step through all; --html FILE writes a page that shows them.
 
 The last step:
 """)
     )
     screen.print(picture(play, count - 1))
+
+
+def listed(play):
+    """Which frames a digest lists, None where some are left out: of each launch those of the first turns, each whole,
+    and those of the last turn of all.
+    """
+    turns = groupby(enumerate(play.frames), lambda one: (one[1].launch, one[1].block, one[1].turns))
+    turns = [[at for at, _ in group] for _, group in turns]
+    shown, seen = [], Counter()
+    for frames in turns:
+        seen[launch := play.frames[frames[0]].launch] += 1
+        if seen[launch] <= TURNS or frames is turns[-1]:
+            shown += [None] * bool(shown and frames[0] > shown[-1] + 1) + frames
+    return shown
 
 
 def watch(play, speed):

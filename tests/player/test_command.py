@@ -43,11 +43,28 @@ def test_piped_it_is_a_digest_of_bounded_length(run, small):
     whole = small.bill.total_bytes
     assert f"{whole:,} of {whole:,} B of the bill" in out
     rows = [line.split() for line in lines if re.match(r" +\d+  (initialise|flash) ", line)]
-    assert 10 <= len(rows) <= terminal.ROWS
+    assert 10 <= len(rows) <= 30
     for step, kernel, *_ in rows:
         assert small.launch(small.frames[int(step) - 1]).kernel == kernel
     m, l = (terminal.state_of(small, len(small.frames))[name] for name in "ml")
     assert f"{m:.6g}" in out and f"{l:.6g}" in out
+
+
+@pytest.mark.parametrize("stage", ["flash", "flash2"])
+def test_a_digest_has_whole_turns_of_the_loops(stage):
+    """Steps (j, i), of the first of each kernel's loops and of the last, from Q_i to O; nothing of them is missing."""
+    one = play(stage, n=21, d=3, blocks=(4, 6))
+    turns = [(frame.launch, frame.block, frame.turns) for frame in one.frames]
+    listed = terminal.listed(one)
+    shown = [at for at in listed if at is not None]
+    assert shown == sorted(set(shown)) and shown[0] == 0 and shown[-1] == len(turns) - 1
+    for a, b in zip(listed, listed[1:], strict=False):
+        assert None in (a, b) or b == a + 1
+    for a, b in ((at, at + way) for at in shown for way in (-1, 1) if 0 <= at + way < len(turns)):
+        assert b in shown or turns[a] != turns[b]
+    innermost = "i" if stage == "flash" else "j"
+    steps = {str(turns[at]) for at in shown if innermost in turns[at][2]}
+    assert len(steps) >= 2 and None in listed
 
 
 def test_a_small_run_has_a_row_to_follow(run):
