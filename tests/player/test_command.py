@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_digest_has_whole_turns_of_the_loops(stage):
     listed = terminal.listed(one)
     shown = [at for at in listed if at is not None]
     assert shown == sorted(set(shown)) and shown[0] == 0 and shown[-1] == len(turns) - 1
-    for a, b in zip(listed, listed[1:], strict=False):
+    for a, b in pairwise(listed):
         assert None in (a, b) or b == a + 1
     for a, b in ((at, at + way) for at in shown for way in (-1, 1) if 0 <= at + way < len(turns)):
         assert b in shown or turns[a] != turns[b]
