@@ -153,7 +153,7 @@ function stage(play, at) {
     ...side("KV"), ...cells);
 
   const chips = play.kernels.map((kernel) => kernel.arrays.map((array) => {
-    const what = array.space === "shared" ? `shared, ${number.format(array.bytes)} B` : "registers";
+    const what = array.space === "shared" ? `shared, ${number.format(array.bytes)}\u00a0B` : "registers";
     return array.space === "global" ? null : grid({ ...array, tall: 1e9, wide: 1e9 }, unit, null, what);
   }));
   const chip = make("div", { class: "figures" });

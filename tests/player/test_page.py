@@ -353,6 +353,19 @@ def test_a_phone_needs_no_scrolling_sideways(open_page, name):
 
 
 @browsing
+def test_a_label_on_the_chip_takes_two_lines_at_most(open_page):
+    one = open_page()
+    to(one, 32)
+    rows = """[...document.querySelectorAll(".figures figcaption span")].map((span) => {
+      const range = document.createRange();
+      range.selectNodeContents(span);
+      return [range.getClientRects().length, span.textContent];
+    })"""
+    found = one.evaluate(rows)
+    assert any("shared" in text for _, text in found) and max(found)[0] <= 2, found
+
+
+@browsing
 def test_the_scheme_of_the_system_and_the_button(open_page):
     one = open_page(color_scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
