@@ -99,17 +99,7 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     function = compiled(program, call)
     log = recorder.Recorder(program, state, [position(n, grid) for n in (order if order.size else range(blocks))]) \
         if recorded else None  # fmt: skip
-    for turns in [(turn, turn + 1) for turn in range(blocks)] if recorded else [(0, blocks)]:
-        try:
-            execute(function, (*turns, *call[2:]), state, program.name, blocks)
-        except (IndexError, ValueError, ArithmeticError, TypeError) as error:  # what compiled Python raises by itself
-            at = [position(int(state.words[w]), n) for w, n in ((access.NOW_BLOCK, grid), (access.NOW_THREAD, block))]
-            raise KernelError(f"{program.name}, block {at[0]}, thread {at[1]}: {error}", kernel=program.name,
-                              block=at[0], thread=at[1]) from error  # fmt: skip
-        if state.words[access.KIND]:
-            break
-        if log:
-            log.take()
+    run_blocks(function, call, program, state, grid, block, log)
     if state.words[access.KIND]:
         shapes = [v.shape if isinstance(v, np.ndarray) and v.flags.c_contiguous else () for v in args]
         shapes += [resolved(array.shape, program) for array in (program.shared | program.local).values()]
@@ -120,6 +110,25 @@ def run(kernel, grid, block, args, shared_bytes=0, strict=False, thread_order=No
     kinds = np.array([site.kind for site in program.sites])
     return {name: (itemsize, *(int(count[kinds == kind].sum()) for kind in ("loads", "stores", "atomics")))
             for name, (itemsize, count) in counts.items()}  # fmt: skip
+
+
+def run_blocks(function, call, program, state, grid, block, log):
+    """Run the compiled code over the grid, block by block where there is a log to take, until `state` has an error.
+
+    Raises KernelError for what compiled Python raises by itself.
+    """
+    blocks = call[1]
+    for turns in [(turn, turn + 1) for turn in range(blocks)] if log else [(0, blocks)]:
+        try:
+            execute(function, (*turns, *call[2:]), state, program.name, blocks)
+        except (IndexError, ValueError, ArithmeticError, TypeError) as error:
+            at = [position(int(state.words[w]), n) for w, n in ((access.NOW_BLOCK, grid), (access.NOW_THREAD, block))]
+            raise KernelError(f"{program.name}, block {at[0]}, thread {at[1]}: {error}", kernel=program.name,
+                              block=at[0], thread=at[1]) from error  # fmt: skip
+        if state.words[access.KIND]:
+            return
+        if log:
+            log.take()
 
 
 def program_of(function, recorded=False):
