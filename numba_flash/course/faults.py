@@ -25,7 +25,7 @@ class Fault:
     stands_for: str
     times: int = 1
     at: int | None = None
-    aim: str = "exact"  # which tests go first, a key of test_mutants.TESTS
+    aim: str = "exact"  # which tests go first, a key of test_mutants.TESTS; "races": strict mode finds it for certain
     tests_of: str = ""  # the stage file whose tests are run; by default that of the fault
     shown_by: str = "whole"  # the simplest that shows it, a key of score.NEEDS; "": the lab has nothing that does
 

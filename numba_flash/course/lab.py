@@ -53,7 +53,7 @@ def lab(flags):
     else:
         if flags.all:
             raise ValueError("--all is for --test FILE: add it, or leave --all out")
-        status, result = play(Case(flags.seed, flags.stage, flags.level), flags, screen)
+        status, result = game(Case(flags.seed, flags.stage, flags.level), flags, screen)
     if flags.json == "-":
         print(json.dumps(result, indent=1))
     elif flags.json:
@@ -113,7 +113,11 @@ class Case:
         return f"python -m numba_flash lab --seed {self.seed}{asked}{level}"
 
     def right(self, line):
-        return line in self.planted.lines
+        """Whether it is a line with the fault, or of a gap: from the line before it to the line after."""
+        planted = self.planted
+        if not planted.missing:
+            return line in planted.lines
+        return any(gap and gap[0] <= line <= gap[-1] for gap in (planted.lines, planted.head))
 
     def check(self, line):
         if not any(first <= line <= last for _, first, last in self.functions):
@@ -124,7 +128,7 @@ class Case:
 # --- the game ---------------------------------------------------------------------------------------------------------
 
 
-def play(case, flags, screen):
+def game(case, flags, screen):
     """Show the case, take answers -> (exit status, what --json writes)."""
     if flags.line:
         case.check(flags.line)
@@ -336,16 +340,18 @@ def explanation(case, answered):
     yield ""
     if planted.missing:
         head = f"{'a line is' if len(planted.before) == 1 else 'lines are'} missing between {lines[0]} and {lines[1]}."
-        shown = [("missing", line.strip()) for line in planted.before]
+        if planted.head:
+            head += " (At the head of the loop, between {} and {}, it would do the same.)".format(*planted.head)
+        shown = [("missing", line) for line in planted.before]
     else:
         head = f"line {' and '.join(map(str, lines))}."
-        shown = [("it says", source[line - 1].strip()) for line in lines]
-        shown += [("it should say", line.strip()) for line in planted.before or ("nothing",)]
+        shown = [("it says", source[line - 1]) for line in lines]
+        shown += [("it should say", line) for line in planted.before or ("nothing",)]
     yield report.prose(f"{'Right' if answered else 'The fault'}: {head}")
     yield from folded(shown)
     yield ""
     yield report.prose(f"What it stands for, in kernels that were published: {fault.stands_for}.")
-    yield report.prose(f"What gives it away: {gives_away(symptoms, fault.shown_by)}")
+    yield report.prose(f"What gives it away: {gives_away(case)}")
     if symptoms.loose:
         yield report.prose("The usual test, np.allclose with atol=1e-2 on random numbers, passes in spite of it.")
     yield report.prose(f"The next case: `python -m numba_flash lab --seed {case.seed + 1}`. Or write a test that finds "
@@ -354,12 +360,16 @@ def explanation(case, answered):
 
 def folded(shown):
     for head, text in shown:
-        first, *rest = textwrap.wrap(text, report.WIDTH - 21, break_long_words=False)
+        code = re.sub(r"\s#.*", "", text).strip()
+        first, *rest = textwrap.wrap(code, report.WIDTH - 21, break_long_words=False)
         yield f"     {head:<14} {first}"
         yield from (" " * 20 + more for more in rest)
 
 
-def gives_away(symptoms, shown_by):
+def gives_away(case):
+    symptoms, shown_by = case.symptoms, case.mutant.fault.shown_by
+    if symptoms.strict and isinstance(symptoms.strict[1], RaceDetected):
+        return race(case, symptoms.strict[1])
     if "bill" in shown_by:
         return "the results are right, and the bill alone shows it."
     if shown_by == "strict":
@@ -368,6 +378,20 @@ def gives_away(symptoms, shown_by):
         some = "a comparison with float64 that allows rounding and no more, on more than one tile."
         return some if symptoms.loose else "any comparison with float64."
     return f"it takes {INPUTS[shown_by].needs}."
+
+
+def race(case, error):
+    """What shows a race. compute-sanitizer's racecheck follows shared memory alone."""
+    shared = re.search(rf"\b{error.tensor} = cuda\.shared\.array", case.planted.source)
+    on_gpu = ", or on a GPU `compute-sanitizer --tool racecheck`" if shared else ""
+    bill = ". Here the bill shows it as well" if case.symptoms.billed else ""
+    here, there = (
+        ("wrong", "right a thousand times") if case.symptoms.wrong else ("right", "wrong one time in a thousand")
+    )
+    return (
+        f"it is a race, which strict mode finds{on_gpu}{bill}. A comparison with float64 is not enough: the CPU engine "
+        f"runs one thread at a time, so that the results are {here} in every run, and on a GPU they may be {there}."
+    )
 
 
 # --- nudges -----------------------------------------------------------------------------------------------------------
@@ -392,24 +416,24 @@ TAIL = (
 )
 
 
+HINTS = {
+    OutOfBounds: "An index ran over the end of {tensor} in line {line}: which guard, or which end of a loop, should "
+                 "have kept that thread away from it?",
+    BarrierDivergence: "Not every thread comes to the barrier in line {line}: what lets some of them leave before it?",
+    RaceDetected: "Strict mode names two accesses to one element, and where no barrier parts them. Is a barrier "
+                  "missing there, or do two threads use an element that one should have for itself?",
+    UninitializedRead: "Line {line} reads memory that nobody has written. Who should have written it, and when does "
+                       "that not happen?",
+}  # fmt: skip
+
+
 def hint(case):
     """What the symptoms say about the place."""
     symptoms = case.symptoms
     raised = next((f.raised for f in symptoms.findings if f.raised), None)
     for error in filter(None, (raised, symptoms.strict and symptoms.strict[1])):
-        if isinstance(error, OutOfBounds):
-            return (f"An index ran over the end of {error.tensor} in line {error.line}: which guard, or which end of a "
-                    "loop, should have kept that thread away from it?")  # fmt: skip
-        if isinstance(error, BarrierDivergence):
-            return (
-                f"Not every thread comes to the barrier in line {error.line}: what lets some of them leave before it?"
-            )
-        if isinstance(error, RaceDetected):
-            return ("Strict mode names two accesses to one element with no barrier between them. Is a barrier missing "
-                    "between these two, or do two threads use an element that one should have for itself?")  # fmt: skip
-        if isinstance(error, UninitializedRead):
-            return (f"Line {error.line} reads memory that nobody has written. Who should have written it, and when "
-                    "does that not happen?")  # fmt: skip
+        if type(error) in HINTS:
+            return HINTS[type(error)].format(tensor=error.tensor, line=error.line)
     if not symptoms.wrong:
         return bill_hint(case)
     names = [finding.name for finding in symptoms.wrong]

@@ -17,7 +17,7 @@ from ..engine import cpu
 from ..errors import KernelError
 from ..hbm.ledger import ledger
 from ..hbm.predict import predict
-from .faults import PACKAGE
+from .faults import BARRIER, PACKAGE
 
 TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (8, 8), "flash2": (8, 8)}
 SPLITS = 3
@@ -34,12 +34,15 @@ ENTRIES = {  # of a pass: the field of a Stage, and the function of its file
 
 @dataclass(frozen=True)
 class Planted:
-    """A stage's file with a fault in it. `lines`: those that were changed, or between which one is missing."""
+    """A stage's file with a fault in it. `lines`: those that were changed, or between which one is missing; `head`:
+    where the barrier at a loop's end is missing, those at the loop's head between which one would do the same.
+    """
 
     source: str
     lines: tuple
     before: tuple  # the right lines that are changed or missing
     missing: bool
+    head: tuple = ()
 
 
 def plant(mutant):
@@ -54,7 +57,15 @@ def plant(mutant):
     lines = []
     for kind, _, _, a, b in changes:
         lines += range(a + 1, b + 1) if kind != "delete" else gap(new, a)
-    return Planted(wrong, tuple(lines), before, all(kind == "delete" for kind, *_ in changes))
+    missing = all(kind == "delete" for kind, *_ in changes)
+    first = first_in_loop(right, changes[0][1] + 1) if missing and BARRIER in before[0] else None
+    return Planted(wrong, tuple(lines), before, missing, tuple(gap(new, first - 1)) if first else ())
+
+
+def first_in_loop(source, line):
+    """The line of the first statement of the loop whose last one is in `line`; None where there is no such loop."""
+    loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For | ast.While)]
+    return next((loop.body[0].lineno for loop in loops if loop.body[-1].lineno == line), None)
 
 
 def gap(lines, at):

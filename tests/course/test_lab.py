@@ -18,7 +18,9 @@ from numba_flash.course.symptoms import (
     EASY,
     INPUTS,
     STRICT,
+    Finding,
     Right,
+    Symptoms,
     examine,
     finding,
     gap,
@@ -103,6 +105,47 @@ def test_a_line_that_is_gone_takes_its_empty_loop_along():
     assert [line.split("#")[0].strip() for line in planted.before] == ["for t in range(d):", "O_i[t] *= old"]
     around = [planted.source.splitlines()[line - 1].split("#")[0].strip() for line in planted.lines]
     assert around == ["l_i *= old", "for c in range(min(Bc, keys - j)):"]
+
+
+LOOP_ENDS = [m for m in ALL if plant(m).head]
+
+
+def test_a_barrier_at_a_loops_end_may_stand_at_its_head():
+    assert len(LOOP_ENDS) == 12 and all(m.fault.stands_for == "a missing barrier" for m in LOOP_ENDS)
+    one = mutant("flash: flash without barrier 2")
+    planted, case = plant(one), lab.Case(seed_of(one.name, "flash"), "flash")
+    source = planted.source.splitlines()
+    head, first = planted.head
+    assert "for j in range(0, N_k, Bc)" in source[head - 1] and "for e in range(r," in source[first - 1]
+    right = [line for line in range(1, len(source) + 1) if case.right(line)]
+    assert right == [head, first, *range(planted.lines[0], planted.lines[1] + 1)]
+
+
+def at_the_head(one):
+    """The stage with its missing barrier at the head of the loop."""
+    planted = plant(one)
+    source = planted.source.splitlines()
+    first = source[planted.head[1] - 1]
+    source.insert(planted.head[1] - 1, first[: len(first) - len(first.lstrip())] + "cuda.syncthreads()")
+    return "\n".join(source) + "\n"
+
+
+def is_mended(one):
+    """No race and no wrong result of it is left."""
+    names = [name for name in STRICT if name in inputs_of(one.direction)]
+    right = Right(one.stage, one.direction)
+    kept = {name: right.of(name) for name in names}
+    with installed(one, at_the_head(one)):
+        return all(
+            strict_mode(one.stage, one.direction, name, kept[name][2]) is None
+            and finding(one.stage, one.direction, name, *kept[name]).right
+            for name in names
+        )
+
+
+@pytest.mark.parametrize("one", [pytest.param(m, id=m.name, marks=pytest.mark.mutants) for m in LOOP_ENDS])
+def test_a_barrier_at_the_head_mends_it(one):
+    assert is_mended(one)
 
 
 def test_the_lines_around_a_gap_hold_code():
@@ -205,8 +248,32 @@ def test_a_case_without_a_terminal(run):
         status, out, _ = run("--stage", "tiled", "--seed", seed, "--line", line)
         assert status == 0
         assert "Right: a line is missing" in out
-        assert "cuda.syncthreads()" in out
+        assert "cuda.syncthreads()\n" in out  # without its comment
         assert "a missing barrier" in out
+        text = " ".join(out.split())
+        assert "it is a race, which strict mode finds, or on a GPU `compute-sanitizer --tool racecheck`" in text
+        assert "any comparison" not in text
+
+
+def test_what_gives_a_race_away():
+    """Not the results; racecheck where it is in shared memory; and a test needs strict mode."""
+
+    def explained(name, error, wrong=()):
+        one = mutant(name)
+        case = lab.Case(seed_of(name, one.stage, "hard"), one.stage, "hard")
+        case.symptoms = Symptoms(list(wrong), ("whole", error), None, False)
+        return lab.gives_away(case)
+
+    slot, added = "flash2: one column for all", "flash2_atomic_backward: dQ added without an atomic"
+    text = explained(slot, nf.errors.RaceDetected("", tensor="S_ij"))
+    assert "racecheck" in text and "right in every run" in text and "wrong one time" in text
+    text = explained(added, nf.errors.RaceDetected("", tensor="dQ"), [Finding("whole", wrong={}, diff=["dQ"])])
+    assert "racecheck" not in text and "the bill shows it as well" in text
+    text = explained(slot, nf.errors.UninitializedRead("", tensor="S_ij"))
+    assert "race" not in text and "strict mode alone" in text
+    for one in ALL:
+        if one.fault.stands_for == "a missing barrier":
+            assert score.needs(one.fault).startswith("strict mode")
 
 
 def test_the_result_as_json(run, tmp_path):
