@@ -1,6 +1,10 @@
 """`python -m numba_flash listing`: kernels' source with what each line loads from HBM and stores there."""
 
+import contextlib
 import json
+import runpy
+import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,7 @@ import numpy as np
 from . import picture, report, testing
 from .attention import MAX_D, attention, attention_backward
 from .checks import check_stage
+from .course.check import exercise_of, json_file
 from .engine.launch import device
 from .engine.model import GRID_YZ
 from .hbm.lines import lines
@@ -19,7 +24,9 @@ N = 256  # every stage runs in a second or two
 
 
 def add_command(command):
-    sub = command("listing", show, "print a stage's kernels with the HBM traffic of each source line")
+    sub = command("listing", show, "print kernels, a stage's or your own, with the HBM traffic of each source line")
+    what = "a script that launches kernels with nf.launch, or an exercise's file, which is run; without one, a stage"
+    sub.add_argument("file", nargs="?", metavar="FILE", help=what)
     sub.add_argument("--stage", choices=STAGES, metavar="STAGE", default="flash2", help=f"{', '.join(STAGES)}")
     for flag, least, most, value, meaning in (
         ("n", 1, None, N, "N, the number of queries and of keys (default: %(default)s)"),
@@ -38,22 +45,33 @@ def add_command(command):
     sub.add_argument("--dropout", type=float, default=0.0, metavar="P", help=what)
     sub.add_argument("--html", metavar="FILE", help="write the page to FILE, which ends in .html")
     what = "write the figures to FILE; without a FILE, or to -, print them instead of the page"
-    sub.add_argument("--json", nargs="?", const="-", metavar="FILE", help=what)
+    sub.add_argument("--json", type=json_file, nargs="?", const="-", metavar="FILE", help=what)
+    of_stage = ("stage", "n", "d", "heads", "blocks", "direction", "causal", "dropout")
+    sub.set_defaults(of_stage={name: sub.get_default(name) for name in of_stage})
 
 
 def show(flags):
     check_writable(flags.html, (".html",))
-    check_writable(None if flags.json == "-" else flags.json)
+    if flags.file:
+        for name, default in flags.of_stage.items():
+            if getattr(flags, name) != default:
+                raise ValueError(f"--{name} is for a stage, and {flags.file} is run as it is: leave one of the two out")
+        counted, facts = of_file(flags.file, printing=flags.json == "-")
+        return write(flags, counted, {"file": flags.file}, f"{Path(flags.file).name}, line by line", facts)
     blocks = flags.blocks and (flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks))
     how = {"blocks": blocks, "causal": flags.causal, "dropout_p": flags.dropout}
     counted = count(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
     figures = {"stage": flags.stage, "n": flags.n, "d": flags.d, "heads": flags.heads, "direction": flags.direction}
-    figures |= {**how, "bill": json.loads(counted.bill.to_json())["kernels"], "lines": json.loads(counted.to_json())}
+    facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"
+    return write(flags, counted, figures | how, f"Stage {flags.stage}, line by line", facts)
+
+
+def write(flags, counted, figures, title, facts):
+    figures |= {"bill": json.loads(counted.bill.to_json())["kernels"], "lines": json.loads(counted.to_json())}
     if flags.json == "-":
         print(json.dumps(figures, indent=1))
     else:
-        facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"
-        heading = report.heading(f"Stage {flags.stage}, line by line", facts)
+        heading = report.heading(title, facts)
         page = [counted]
         if (where := device()).name != "cpu":
             note = f"Counted on the CPU engine: on {where.name!r} the kernels request the same."
@@ -62,12 +80,47 @@ def show(flags):
         for renderable in (heading, *page):
             screen.print(renderable)
         if flags.html:
-            picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash, stage {flags.stage}")
+            picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash: {title}")
         if flags.json:
             Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         for file in filter(None, (flags.html, flags.json)):
             screen.print(f" written: {file}", soft_wrap=True)
     return 0
+
+
+def of_file(path, printing=False):
+    """Run a script as `python FILE` does, and an exercise's `launch` on its first input -> (Lines, the input's name).
+
+    printing: what the file prints goes to stderr. ValueError, with the line, where the file stops.
+    """
+    file = Path(path)
+    if not file.is_file() or file.suffix != ".py":
+        raise ValueError(f"{path} is no Python file: name a script that launches kernels with nf.launch")
+    name, argv = "", sys.argv
+    sys.argv, sys.path[:0] = [path], [str(file.resolve().parent)]
+    try:
+        with lines() as counted, contextlib.redirect_stdout(sys.stderr) if printing else contextlib.nullcontext():
+            names = runpy.run_path(path, run_name="__main__")
+            if {"launch", "specification"} <= set(names):
+                name, inputs = next(exercise_of(file).inputs())
+                names["launch"](*inputs)
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, SystemExit) or error.code:
+            raise ValueError(f"{path} stops{in_line(path, error)} with {type(error).__name__}: {error}") from None
+    finally:
+        sys.argv = argv
+        sys.path.remove(str(file.resolve().parent))
+    if not counted.kernels:
+        raise ValueError(f"{path} launches no kernel: only what nf.launch starts while the file runs is counted")
+    return counted, name
+
+
+def in_line(path, error):
+    """ " in line 12" for the last line of the file that took part in an error."""
+    found = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
+    return f" in line {found[-1]}" if found else ""
 
 
 def count(stage, *, n=N, d=64, heads=1, direction="forward", **how):

@@ -1,6 +1,7 @@
 """The listing: what each source line loads and stores, summing to the bill exactly, for any kernel."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from numba import cuda
 import numba_flash as nf
 from numba_flash import __main__ as cli
 from numba_flash import report
+from numba_flash.course.exercises import EXERCISES
 from numba_flash.engine import launch as engine
 
 from .stages.test_masks import inputs, passes
@@ -176,6 +178,102 @@ def test_the_command(capsys, tmp_path):
     printed = json.loads(capsys.readouterr().out)
     assert {row["kernel"] for row in printed["lines"]} == set(printed["bill"])
     assert "backward_dKdV" in printed["bill"]
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from numba import cuda
+import numba_flash as nf
+import beside
+
+@cuda.jit
+def double(A, B):
+    i = cuda.grid(1)
+    if i < A.shape[0]:
+        B[i] = 2 * A[i]  # the line
+
+if __name__ == "__main__" and len(sys.argv) == 1:
+    print("ran on", nf.device().name)
+    A, B = nf.to_device(np.arange(beside.N, dtype=np.float32)), nf.empty(beside.N, np.float32)
+    nf.launch(double, 2, 32, A, B)
+    assert nf.to_host(B)[1] == 2
+    {end}
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def script(end="pass", text=SCRIPT):
+        (tmp_path / "beside.py").write_text("N = 40\n")
+        (tmp_path / "mine.py").write_text(text.replace("{end}", end))
+        return str(tmp_path / "mine.py")
+
+    return script
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit()"])
+def test_a_script_of_ones_own(script, capsys, end):
+    before = list(sys.argv), list(sys.path)
+    assert cli.main(["listing", script(end)]) == 0
+    assert (list(sys.argv), list(sys.path)) == before
+    out = capsys.readouterr().out
+    assert "mine.py, line by line" in out and "double  in mine.py: 320 B" in out and "ran on cpu" in out
+    assert "→ A 40 loads" in out and "→ B 40 stores" in out
+    assert cli.main(["listing", script(end), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "ran on cpu" in printed.err
+    assert json.loads(printed.out)["bill"]["double"]["A"]["loads"] == 40
+
+
+def test_the_file_of_an_exercise(capsys, tmp_path):
+    mine = tmp_path / "answer.py"  # its first line says which one it is
+    mine.write_text(EXERCISES["01_fuse"].solution, encoding="utf-8")
+    assert cli.main(["listing", str(mine)]) == 0
+    name, inputs = next(EXERCISES["01_fuse"].inputs())
+    with nf.ledger() as bill:
+        EXERCISES["01_fuse"].trusted().launch(*inputs)
+    out = capsys.readouterr().out
+    assert name in out and bill.total_bytes
+    for kernel, tensors in bill.kernels.items():
+        assert f" {kernel}  in answer.py" in out
+        assert all(f"{tensor} {count.loads:,} loads" in out for tensor, count in tensors.items() if count.loads)
+
+
+@pytest.mark.parametrize(
+    "end, says",
+    [
+        ("A[0, 0, 0]", "mine.py stops in line 19 with IndexError: too many indices"),
+        ("sys.exit(3)", "mine.py stops in line 19 with SystemExit: 3"),
+        ("nf.launch(double, 2, 32, A, B[:3])", "with OutOfBounds: double"),
+        ("nf.launch(double, 2, 32, A, B, device='sim')", "stops in line 19 with "),
+        ("1 +", "mine.py, line 19 is not Python: invalid syntax"),
+    ],
+)
+def test_a_script_that_stops(script, capsys, end, says):
+    assert cli.main(["listing", script(end)]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert says in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["none.py"], "none.py is no Python file"),
+        (["."], ". is no Python file"),
+        (["EMPTY"], "launches no kernel: only what nf.launch starts"),
+        (["EMPTY", "--n", "8"], "--n is for a stage"),
+        (["--json", "EMPTY"], "is a Python file: name the answers first"),
+    ],
+)
+def test_a_file_that_will_not_do(args, says, script, capsys):
+    empty = script(text="x = 1\n")
+    try:
+        status = cli.main(["listing", *(empty if arg == "EMPTY" else arg for arg in args)])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and says in " ".join(capsys.readouterr().err.split())
+    assert Path(empty).read_text() == "x = 1\n"
 
 
 @pytest.mark.parametrize(
