@@ -53,7 +53,9 @@ def _kernel(kernel, total, longest, width, clean):
         yield from _source(kernel, function, here, called, longest, width, clean)
     yield []
     parts = [f"{tensor} {_counts(count)}" for tensor, count in own.items()]
-    yield from ([f" {line}"] for line in textwrap.wrap(clean("Sum of the lines: " + "; ".join(parts)), width - 2))
+    yield from (
+        [f" {line}"] for line in textwrap.wrap(clean("Sum of the lines: " + ("; ".join(parts) or "nothing")), width - 2)
+    )
 
 
 def _source(kernel, function, here, called, longest, width, clean):
