@@ -1,5 +1,6 @@
 """The exam: the same for the same seed, balanced, without its key; and the key against counts made in another way."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -20,7 +21,7 @@ from numba_flash import __main__ as cli
 from numba_flash import stages
 from numba_flash.course import exam
 from numba_flash.course.exam_questions import POOL, TOPICS, Question
-from numba_flash.course.exam_questions.code import FAULTS, SYMPTOMS, snippet
+from numba_flash.course.exam_questions.code import GPU_MAY_SHOW, SLIPS, SYMPTOMS, snippet
 from numba_flash.course.exam_questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK, approximations
 
 SEEDS = range(60)
@@ -100,8 +101,8 @@ def test_all_of_the_pool_can_be_drawn():
         for text in make(name, seed).facts["statements"]
     }
     assert drawn == {text for text, *_ in FUNCTION + WORK + MEMORY}
-    faults = {make(name, seed).facts["fault"] for seed in SEEDS for name in POOL if POOL[name].topic == "code"}
-    assert faults == {fault.name for fault in FAULTS}
+    slips = {make(name, seed).facts["slip"] for seed in SEEDS for name in POOL if POOL[name].topic == "code"}
+    assert slips == {slip.name for slip in SLIPS}
     assert {make("experiment", seed).facts["claim"] for seed in SEEDS} == set(EXPERIMENTS)
     assert {method for seed in SEEDS for method in make("same_function", seed).facts["methods"]} == set(METHODS)
 
@@ -194,7 +195,7 @@ def test_nothing_of_the_key_without_key(run, tmp_path, seed):
     assert set(figures) == {"seed", "minutes", "points", "questions"}
     assert all(set(question) == allowed for question in figures["questions"])
     text = data.read_text()
-    assert not any(fault.name in text for fault in FAULTS)
+    assert not any(slip.name in text for slip in SLIPS)
 
 
 def test_it_fits_80_columns_and_ascii(run):
@@ -573,38 +574,69 @@ def test_the_ledger_counts_the_same(name):
         assert found == answers
 
 
-# --- the faults -------------------------------------------------------------------------------------------------------
+# --- the slips of the code -------------------------------------------------------------------------------------------
 
 
-def test_a_fault_fits_its_stage_and_is_seen():
-    for fault in FAULTS:
-        lines = snippet(fault)
-        assert 4 <= len(lines) <= 24 and max(map(len, lines)) <= 74, fault.name
-        assert not any("#" in line or "allowed" in line or "keep(" in line for line in lines), fault.name
-        whole = snippet(type(fault)(**{**vars(fault), "new": fault.old}))
-        assert whole != lines, fault.name
-        assert fault.symptom in SYMPTOMS
-    assert {fault.symptom for fault in FAULTS} == set(SYMPTOMS)
+def test_a_slip_fits_its_stage_and_is_seen():
+    for slip in SLIPS:
+        lines = snippet(slip)
+        assert 4 <= len(lines) <= 24 and max(map(len, lines)) <= 74, slip.name
+        assert not any("#" in line or "allowed" in line or "keep(" in line for line in lines), slip.name
+        whole = snippet(type(slip)(**{**vars(slip), "new": slip.old}))
+        assert whole != lines, slip.name
+        assert slip.symptom in SYMPTOMS
+        assert not re.search(r"\bg\b|\bmask\b", "\n".join(lines)), slip.name
+    assert {slip.symptom for slip in SLIPS} == set(SYMPTOMS)
     with pytest.raises(ValueError, match="stands 0 times"):
-        FAULTS[0].apply("")
+        SLIPS[0].apply("")
+
+
+def test_a_whole_kernel_defines_its_names():
+    """A name that is defined nowhere would be a right answer, too."""
+    whole = {slip.name: text for slip in SLIPS if (text := "\n".join(snippet(slip))).startswith("def ")}
+    assert len(whole) == 3
+    for name, text in whole.items():
+        tree = ast.walk(ast.parse(text))
+        names = [node for node in tree if isinstance(node, ast.Name | ast.arg)]
+        known = {node.arg if isinstance(node, ast.arg) else node.id for node in names if not is_read(node)}
+        read = {node.id for node in names if is_read(node)}
+        assert read <= known | {"cuda", "real", "weight", "math", "range", "max"}, name
+        assert set(re.search(r"\((.*)\)", text)[1].split(", ")) <= read, name
+
+
+def is_read(node):
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def test_what_a_gpu_may_show_is_no_wrong_choice():
+    h, i, j, N, N_k = 1, 2, 11, 5, 10
+    assert np.unravel_index((h * N + i) * N_k + j, (3, N, N_k)) == (h, i + 1, j - N_k)
+    assert "start of row i + 1" in next(slip.then for slip in SLIPS if slip.symptom == "bounds")
+    assert all("on a GPU" in SYMPTOMS[symptom] for symptom in ("bounds", "race", "divergence"))
+    asked = [make(name, seed) for name in POOL if POOL[name].topic == "code" for seed in SEEDS]
+    for symptom, others in GPU_MAY_SHOW.items():
+        for question in asked:
+            choices = dict(question.choices)
+            if choices[question.parts[0].expected] == SYMPTOMS[symptom]:
+                assert set(choices.values()).isdisjoint(SYMPTOMS[other] for other in others)
 
 
 @pytest.fixture
 def broken(tmp_path):
-    """The module of a stage with a fault in it."""
+    """The module of a stage with a slip in it."""
 
-    def load(fault):
-        module = importlib.import_module(f"numba_flash.stages.{fault.module}")
+    def load(slip):
+        module = importlib.import_module(f"numba_flash.stages.{slip.module}")
         source = inspect.getsource(module)
-        factory = inspect.getsource(getattr(module, fault.factory))
-        source = source.replace(factory, fault.apply(factory))
+        factory = inspect.getsource(getattr(module, slip.factory))
+        source = source.replace(factory, slip.apply(factory))
         source = source.replace("from ..", "from numba_flash.").replace(
             "from . import", "from numba_flash.stages import"
         )
         source = source.replace("from .", "from numba_flash.stages.")
-        file = tmp_path / f"{fault.name}.py"
+        file = tmp_path / f"{slip.name}.py"
         file.write_text(source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(fault.name, file)
+        spec = importlib.util.spec_from_file_location(slip.name, file)
         loaded = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
         return loaded
@@ -626,14 +658,14 @@ def forward(module, q, k, v, blocks):
 
 
 @pytest.mark.course
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
+def test_a_slip_shows_as_the_key_says(slip, broken, monkeypatch):
     """At sizes where it must show, and at sizes where it must not."""
     from numba_flash import errors, reference
 
-    module = broken(fault)
-    square = fault.module in ("naive", "tiled", "online_softmax")
-    blocks = None if fault.module == "naive" else 4 if square else (4, 4)
+    module = broken(slip)
+    square = slip.module in ("naive", "tiled", "online_softmax")
+    blocks = None if slip.module == "naive" else 4 if square else (4, 4)
     rng = np.random.default_rng(1)
 
     def inputs(n, n_k, d=8, shift=0.0):
@@ -642,17 +674,17 @@ def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
         return [x.astype(np.float32) for x in (q, k, v)]
 
     raised = {"bounds": errors.OutOfBounds, "race": errors.RaceDetected, "divergence": errors.BarrierDivergence}
-    if fault.symptom in raised:
+    if slip.symptom in raised:
         monkeypatch.setenv("NUMBA_FLASH_STRICT", "1")
-        n = 32 if fault.symptom == "race" else 37
-        with pytest.raises(raised[fault.symptom]):
+        n = 32 if slip.symptom == "race" else 37
+        with pytest.raises(raised[slip.symptom]):
             forward(module, *inputs(n, n), blocks)
-        if fault.symptom != "race":
+        if slip.symptom != "race":
             assert not rows_that_are_wrong(module, *inputs(32, 32), blocks).any()
         return
     q, k, v = inputs(8, 16)
-    if fault.symptom == "rising":
-        first = 1 if fault.module == "online_softmax" else 4
+    if slip.symptom == "rising":
+        first = 1 if slip.module == "online_softmax" else 4
         S = reference.scores(q.astype(float), k.astype(float))
         k[0] = 4 * np.abs(k[0])
         S = reference.scores(q.astype(float), k.astype(float))
@@ -662,47 +694,47 @@ def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
         q, k, v = inputs(8, 16)
         later = reference.scores(q.astype(float), k.astype(float)).argmax(axis=1) >= first
         assert later.any() and (rows_that_are_wrong(module, q, k, v, blocks) == later).all()
-    elif fault.symptom == "second_tile":
+    elif slip.symptom == "second_tile":
         assert rows_that_are_wrong(module, q, k, v, blocks).all()
         assert not rows_that_are_wrong(module, *inputs(8, 4), blocks).any()
-    elif fault.symptom == "one_tile":
+    elif slip.symptom == "one_tile":
         assert rows_that_are_wrong(module, *inputs(4, 4, d=4), blocks).any()
-    elif fault.symptom == "tail":
+    elif slip.symptom == "tail":
         assert not rows_that_are_wrong(module, q, k, v, blocks).any()
         assert rows_that_are_wrong(module, *inputs(8, 15), blocks).any()
-    elif fault.symptom == "low":
+    elif slip.symptom == "low":
         assert not rows_that_are_wrong(module, q, k, v, blocks).any()
         low = inputs(8, 16, shift=15.0)
         assert reference.scores(*(x.astype(float) for x in low[:2])).max() < -104
         assert rows_that_are_wrong(module, *low, blocks).all()
     else:
-        correct = importlib.import_module(f"numba_flash.stages.{fault.module}")
+        correct = importlib.import_module(f"numba_flash.stages.{slip.module}")
         dout = rng.standard_normal(q.shape).astype(np.float32)
         truth = reference.attention_backward(*(x.astype(float) for x in (q, k, v, dout)))
         plain = stages.flash2
-        O, L = forward(module if fault.symptom == "gradients" else plain, q, k, v, blocks)
+        O, L = forward(module if slip.symptom == "gradients" else plain, q, k, v, blocks)
         assert np.abs(O - reference.attention(q, k, v)[0]).max() < 1e-4
         Q, K, V, dO, O, L = (nf.to_device(x[None], "cpu") for x in (q, k, v, dout, O, L))
-        backward = module if fault.symptom == "dQ" else importlib.import_module("numba_flash.stages.flash2_backward")
+        backward = module if slip.symptom == "dQ" else importlib.import_module("numba_flash.stages.flash2_backward")
         scale = np.float32(1 / math.sqrt(8))
         found = backward.backward(Q, K, V, dO, scale, O=O, L=L, blocks=(8, 8), device="cpu")
         off = [np.abs(nf.to_host(x)[0] - y).max() > 1e-3 * np.abs(y).max() for x, y in zip(found, truth, strict=True)]
-        assert off == ([True, False, False] if fault.symptom == "dQ" else [True] * 3)
+        assert off == ([True, False, False] if slip.symptom == "dQ" else [True] * 3)
         assert correct is not module
-    if fault.symptom == "dQ":
+    if slip.symptom == "dQ":
         how = {"O": O, "L": L, "blocks": (8, 8), "device": "cpu"}
         bills = []
         for one in (module, correct):
             with nf.ledger() as bill:
                 one.backward(Q, K, V, dO, scale, **how)
             bills.append(bill)
-        assert (bills[0] == bills[1]) == (fault.bill == "no")
-    elif fault.bill:
+        assert (bills[0] == bills[1]) == (slip.bill == "no")
+    elif slip.bill:
         with nf.ledger() as faulty:
             forward(module, *inputs(8, 16), blocks)
         with nf.ledger() as right:
-            forward(importlib.import_module(f"numba_flash.stages.{fault.module}"), *inputs(8, 16), blocks)
-        assert (faulty == right) == (fault.bill == "no")
+            forward(importlib.import_module(f"numba_flash.stages.{slip.module}"), *inputs(8, 16), blocks)
+        assert (faulty == right) == (slip.bill == "no")
 
 
 def test_rounding_and_a_wrong_method_are_far_apart():
