@@ -131,6 +131,7 @@ def test_the_numbers_that_the_library_knows():
         f"all {words[len(nf.STAGES)]} stages differ",
         f"| block | Up to {model.THREADS:,} threads",
         f"| warp | {model.WARP} threads",
+        f"{words[nf.patterns.local(8, 8, (4, 4)).itemsize].title()} byte per tile of S",
         "the yardstick of every bill, 4N² + 4Nd elements",
     ):
         assert phrase and phrase in text, phrase
