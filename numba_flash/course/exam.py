@@ -12,11 +12,12 @@ from pathlib import Path
 
 from .. import report
 from ..lesson import check_writable, whole_number
+from ..questions import NEAR
+from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
 
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
 MINUTES = 60
-TOLERANCE = 0.01  # of a float
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -29,7 +30,6 @@ pre {{ max-width: max-content; margin: 1rem auto; white-space: pre-wrap }}
 <pre>{text}</pre>
 </html>
 """
-NUMBER = re.compile(r"[-+]?[\d.]{1,40}(e[-+]?\d{1,2}|/\d{1,40})?")
 
 
 def add_command(command):
@@ -264,19 +264,19 @@ def graded(flags, questions):
     """The points that a program can give -> page and figures."""
     answers = read_answers(flags.grade)
     rows, reached = [], 0
-    labels = {f"{n}{label}": part for n, question in enumerate(questions, 1) for label, part in labelled(question)}
+    labels = {f"{n}{label}": (part, sizes(q)) for n, q in enumerate(questions, 1) for label, part in labelled(q)}
     if unknown := sorted(set(answers) - set(labels)):
         raise ValueError(
             f"--grade {flags.grade}: {', '.join(unknown)} is no part of this exam: its parts are {', '.join(labels)}; "
             "give the --seed, and the --questions or --minutes, that the exam was made with"
         )
-    for label, part in labels.items():
+    for label, (part, known) in labels.items():
         given = answers.get(label)
-        verdict = "missing" if given is None else "right" if is_right(given, part.expected) else "wrong"
+        verdict = "missing" if given is None else "right" if is_right(given, part.expected, known) else "wrong"
         points = part.points * (verdict == "right")
         reached += points
         rows.append([label, verdict, points, part.points, "" if given is None else str(given)])
-    possible = sum(part.points for part in labels.values())
+    possible = sum(part.points for part, _ in labels.values())
     to_read = totals(questions)[1] - possible
     page = [report.heading(f"Exam {flags.seed}", f"{reached} of {possible} points; {to_read} more for a reader"), ""]
     page.append(report.table(["part", "verdict", "points", "of", "given"], rows))
@@ -300,19 +300,27 @@ def read_answers(path):
     return answers
 
 
-def is_right(given, expected):
-    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter."""
+def is_right(given, expected, sizes=None):
+    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter.
+
+    A number may be a formula, as in a lesson: `questions.number` reads it, and `sizes` are the names it knows.
+    """
     if isinstance(expected, str):
         same = {"t": "true", "f": "false", "y": "yes", "n": "no"} if len(expected) > 1 else {}
         word = str(given).strip().casefold()
         return same.get(word, word) == expected.casefold()
-    text = str(given).replace(",", "").replace("−", "-").strip().casefold()
-    if isinstance(given, bool) or not NUMBER.fullmatch(text):
+    if isinstance(given, bool):
         return False
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
+        value = number_from(str(given), sizes)
+    except ValueError:
         return False
-    return (
-        value == expected if isinstance(expected, int) else abs(value - Fraction(expected)) <= TOLERANCE * abs(expected)
-    )
+    off = abs(value - Fraction(expected))
+    return off <= NEAR * abs(Fraction(expected)) if isinstance(expected, float) else off == 0
+
+
+def sizes(question):
+    """The sizes that a question gives, by their names on the paper: an answer may be a formula in them."""
+    text = " ".join([question.text, *(part.ask for part in question.parts)])
+    given = re.findall(r"\b(N|N_k|n|d|T|Br|Bc|Tr|Tc|M) = (\d[\d,]*\d|\d)", text)
+    return {name: int(value.replace(",", "")) for name, value in given}

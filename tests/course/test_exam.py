@@ -225,11 +225,34 @@ def test_the_key_gets_all_points_and_slips_get_none(run, tmp_path):
         ("nan", 1.5, False), ("1/0", 1.5, False), (True, "true", True), ("F", "false", True), ("yes", "no", False),
         ("n", "no", True), ("b", "B", True), (" B ", "B", True), ("A", "B", False), ("true", "B", False),
         (None, 0, False),
-        ("1e999999999", 3, False), (0, 0, True),
+        ("1e999999999", 3, False), (0, 0, True), ("9" * 9999, 3, False), (1e-05, 1e-05, True), ("", 1, False),
+        ("2**22", 2**22, True), ("4_194_304", 2**22, True), ("64 × 64", 4096, True), ("⌈300/16⌉", 19, True),
+        ("ceil(300/16)", 19, True), ("1/3", 1 / 3, True), ("1/3", 0, False), ("-3/8", -0.375, True), ("4^0", 1, True),
+        ("N·d·⌈N/16⌉", 114_000, True), ("2Nd", 12_000, True), ("Tc", 19, False), ("__import__('os')", 1, False),
     ],
 )  # fmt: skip
 def test_what_counts_as_right(given, expected, right):
-    assert exam.is_right(given, expected) is right
+    assert exam.is_right(given, expected, {"N": 300, "d": 20}) is right
+
+
+def test_a_formula_may_use_the_sizes_that_were_drawn(run, tmp_path):
+    """Those that stand on the paper, and none that is asked for."""
+    known = {name: exam.sizes(make(name, 0)) for name in POOL}
+    names = {"flash_bill": "N d Br Bc", "tile_moves": "Tr Tc", "tiled_bill": "T N d", "theorem_2": "M d N"}
+    names |= {"causal_keys": "N d Br", "when_flash_loses": "d Br Bc N", "decoding": "N_k d n Bc", "trace": "d"}
+    assert {name: " ".join(known[name]) for name in names} == names
+    facts = make("flash_bill", 0).facts
+    assert list(known["flash_bill"].values()) == [facts["n"], facts["d"], *facts["blocks"]]
+    assert known["theorem_2"]["M"] == make("theorem_2", 0).facts["M"] > 1000
+    seed, number = next(
+        (seed, at)
+        for seed in SEEDS
+        for at, question in enumerate(exam.select(seed), 1)
+        if question.name == "flash2_bill"
+    )
+    file = tmp_path / "answers.json"
+    file.write_text(json.dumps({f"{number}a": "⌈N/Br⌉", f"{number}b": "Nd ceil(N/Br)", f"{number}c": "Nd"}))
+    assert json.loads(run("--seed", seed, "--grade", file, "--json")[1])["points"] == 3
 
 
 @pytest.mark.parametrize(
