@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import picture, report, testing
+from . import output, picture, report, testing
 from .attention import MAX_D, attention, attention_backward
 from .checks import check_stage
 from .engine.launch import device
@@ -48,21 +48,17 @@ def add_command(command):
     what = "drop weights with probability P, from 0 to below 1 (default: %(default)s)"
     sub.add_argument("--dropout", type=float, default=0.0, metavar="P", help=what)
     sub.add_argument("--html", metavar="FILE", help="write the page to FILE, which ends in .html")
-    what = "write the figures to FILE; without a FILE, or to -, print them instead of the page"
-    sub.add_argument("--json", nargs="?", const="-", metavar="FILE", help=what)
+    output.add_json(sub, page="page")
 
 
 def show(flags):
     check_writable(flags.html, (".html",))
-    check_writable(None if flags.json == "-" else flags.json)
     blocks = flags.blocks and (flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks))
     how = {"blocks": blocks, "causal": flags.causal, "dropout_p": flags.dropout}
     counted = count(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
     figures = {"stage": flags.stage, "n": flags.n, "d": flags.d, "heads": flags.heads, "direction": flags.direction}
     figures |= {**how, "bill": json.loads(counted.bill.to_json())["kernels"], "lines": json.loads(counted.to_json())}
-    if flags.json == "-":
-        print(json.dumps(figures, indent=1))
-    else:
+    if flags.json != "-":
         facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"
         heading = report.heading(f"Stage {flags.stage}, line by line", facts)
         page = [counted]
@@ -74,10 +70,8 @@ def show(flags):
             screen.print(renderable)
         if flags.html:
             picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash, stage {flags.stage}")
-        if flags.json:
-            Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        for file in filter(None, (flags.html, flags.json)):
-            screen.print(f" written: {file}", soft_wrap=True)
+            screen.print(f" written: {flags.html}", soft_wrap=True)
+    output.write(figures, flags.json)
     return 0
 
 

@@ -1,6 +1,5 @@
 """`python -m numba_flash exam`: an exam from a seed, its key, and the grading of what needs no reader."""
 
-import argparse
 import json
 import random
 import re
@@ -10,8 +9,8 @@ from html import escape
 from itertools import cycle
 from pathlib import Path
 
-from .. import report
-from ..lesson import check_writable, whole_number
+from .. import output, report
+from ..lesson import whole_number
 from ..questions import NEAR
 from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
@@ -42,23 +41,10 @@ def add_command(command):
     sub.add_argument("--key", action="store_true", help="with answers, reasons, points and common wrong answers")
     what = 'grade the answers in FILE, JSON such as {"1a": "true", "2a": "C", "5b": 4096}, as far as a program can'
     sub.add_argument("--grade", metavar="FILE", help=what)
-    what = "write the exam, or the grades, to FILE; without a FILE, or to -, print that instead of the page"
-    sub.add_argument("--json", type=_writable(None), nargs="?", const="-", metavar="FILE", help=what)
-    sub.add_argument(
-        "--html", type=_writable((".html",)), metavar="FILE", help="write the page to FILE, for the printer"
-    )
-    sub.add_argument("--md", type=_writable(None), metavar="FILE", help="write the exam to FILE in Markdown")
-
-
-def _writable(suffixes):
-    def path(text):
-        try:
-            check_writable(None if text == "-" else text, suffixes)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
-        return text
-
-    return path
+    output.add_json(sub, "the exam, or the grades,", "page")
+    what = "write the page to FILE, for the printer"
+    sub.add_argument("--html", type=output.writable(".html"), metavar="FILE", help=what)
+    sub.add_argument("--md", type=output.writable(), metavar="FILE", help="write the exam to FILE in Markdown")
 
 
 def run(flags):
@@ -71,22 +57,14 @@ def run(flags):
         markdown = "\n".join(in_markdown(flags, questions))
     if flags.md and markdown is None:
         raise ValueError(f"--md {flags.md} writes an exam, and --grade makes none: leave one of them out")
-    screen = report.console()
-    if flags.json != "-":
-        for part in page:
-            screen.print(part)
-    if flags.json == "-":
-        print(json.dumps(figures, indent=1))
-    elif flags.json:
-        Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    output.show(page, figures, flags.json)
     if flags.html:
         text = "\n".join(map(report.to_text, page))
         Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
     if flags.md:
         Path(flags.md).write_text(markdown, encoding="utf-8")
-    if flags.json != "-":
-        for file in filter(None, (flags.json, flags.html, flags.md)):
-            screen.print(f" written: {file}", soft_wrap=True)
+    for file in filter(None, (flags.html, flags.md) if flags.json != "-" else ()):
+        report.console().print(f" written: {file}", soft_wrap=True)
     return 0
 
 
