@@ -1,4 +1,4 @@
-"""`python -m numba_flash`: lessons, bill, figures, doctor and bench."""
+"""`python -m numba_flash`: lessons, bill, figures, doctor, bench, listing, play, check, lab and exam."""
 
 import argparse
 import ast

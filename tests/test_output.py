@@ -14,6 +14,8 @@ COMMANDS = ["bill", "figures", "doctor", "bench", "listing", "check", "lab", "ex
 def test_every_command_that_has_it_has_the_same():
     parser = cli.make_parser()
     commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
+    listed = cli.__doc__.partition(": ")[2].rstrip(".").replace(" and ", ", ").split(", ")
+    assert listed == list(commands)  # what the module says of itself
     flags = {name: sub._option_string_actions.get("--json") for name, sub in commands.items()}
     assert [name for name, flag in flags.items() if flag] == COMMANDS
     assert {(flag.nargs, flag.const, flag.type) for flag in flags.values() if flag} == {("?", "-", output._json_file)}
