@@ -191,7 +191,7 @@ def statements(pool):
         drawn = [rng.choice([s for s in pool if s[1]]), rng.choice([s for s in pool if not s[1]])]
         drawn += rng.sample([s for s in pool if s not in drawn], 2)
         rng.shuffle(drawn)
-        verdicts = "; ".join(f"({letter}) {why}" for letter, (_, _, why, _) in zip("abcd", drawn, strict=True))
+        verdicts = " ".join(f"({letter}) {why}" for letter, (_, _, why, _) in zip("abcd", drawn, strict=True))
         return {
             "text": "True or false? Give for each a reason of one sentence.",
             "parts": tuple(Part(text, "true" if truth else "false") for text, truth, *_ in drawn),
