@@ -61,7 +61,7 @@ this.show(report.table(["", "FlashAttention is", "so the test must show"], [
      "an error in float64 of at most 10⁻¹² of the largest output, in float32 as in naive; a smaller bill"],
     ["2", "no approximation", "methods that leave something out have an error that float64 does not remove"],
     ["3", "not less work, not less precise", "about as many FLOPs as in naive; every tensor with elements of 4 bytes"],
-    ["4", "all on the GPU", "one launch, and no tensor in it but Q, K, V, O and L"],
+    ["4", "all on the GPU", "one launch of flash2, and no tensor in it but Q, K, V, O and L"],
 ]), "")
 predicted = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks)
 assert predicted.elements == H * ((2 + 2 * Tr) * N * d + N)

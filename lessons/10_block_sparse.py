@@ -92,7 +92,7 @@ queries see together? And for one head: how many elements of K and V does flash2
          2 * there["K"].loads: "That is K and V together."}),
     Question("mask", x, "the same. How many bytes of the mask are loaded?",
         there["block_mask"].read_bytes, "Each of H·Tr·Br threads asks for one byte at each of Tr tiles: H·Tr²·Br.",
-        "One bit of the mask is asked for by all threads of a block. Is a tile asked for that is left out?",
+        "One byte of the mask is asked for by all threads of a block. Is a tile asked for that is left out?",
         {x.H * x.Tr**2: "So many bits there are, for H heads. But each of Br threads of a block asks for itself.",
          x.H * (3 * x.Tr - 2) * x.Br: "The mask is asked at each tile, also at those that are left out then.",
          x.Tr**2: "So many there are. But each thread of each block asks for itself."}),

@@ -1,4 +1,4 @@
-"""`python -m numba_flash`: lessons, bill, figures, doctor and bench."""
+"""`python -m numba_flash`: lessons, bill, figures, doctor, bench, listing, play, check, lab and exam."""
 
 import argparse
 import ast
@@ -24,6 +24,7 @@ from . import (
     ledger,
     lesson,
     listing,
+    output,
     player,
     predict,
     reference,
@@ -108,7 +109,7 @@ def make_parser():
     sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
-    add_json(sub)
+    output.add_json(sub)
 
     sub = command("figures", draw, "compute a figure of the paper, or list those there are")
     names = f"one of: {', '.join(paper.FIGURES)}"
@@ -122,11 +123,11 @@ def make_parser():
         theirs = ", ".join(f"{figure.PAPER[flag]} in {name}" for name, figure in paper.FIGURES.items())
         meaning = f"{meaning} (default: the paper's, {theirs})"
         sub.add_argument(f"--{flag}", type=number(1, most), metavar=flag[0].upper(), help=meaning)
-    add_json(sub)
+    output.add_json(sub)
 
     sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
     sub.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels instead")
-    add_json(sub)
+    output.add_json(sub)
 
     sub = command("bench", measure, "time the CPU engine against NumPy and Numba's simulator, and counting on a GPU")
     gpu_n = f"N (default: {bench.N}; {bench.GPU_N} on a GPU, at most {bench.SIMULATOR_N} on the simulator)"
@@ -135,38 +136,11 @@ def make_parser():
     repeats = "runs of each, of which the median counts (default: %(default)s)"
     sub.add_argument("--repeats", type=number(1, None), default=5, metavar="R", help=repeats)
     sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
-    add_json(sub)
+    output.add_json(sub)
 
     for module in (listing, player, check, lab, exam):
         module.add_command(command)
     return parser
-
-
-def add_json(parser):
-    what = "write the figures to FILE; without a FILE, or to -, print them instead of the table"
-    parser.add_argument("--json", type=writable, nargs="?", const="-", metavar="FILE", help=what)
-
-
-def writable(path):
-    """A path for --json, tried before the run."""
-    try:
-        lesson.check_writable(None if path == "-" else path)
-    except (ValueError, OSError) as error:
-        raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
-    return path
-
-
-def show(page, figures=None, path=None):
-    """Print what a command has to say; with --json, write its figures, to standard output in place of the page."""
-    if path != "-":
-        screen = report.console()
-        for renderable in page:
-            screen.print(renderable)
-    if path == "-":
-        print(json.dumps(figures, indent=1))
-    elif path:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        screen.print(f" written: {path}", soft_wrap=True)
 
 
 # --- lessons ----------------------------------------------------------------------------------------------------------
@@ -177,7 +151,7 @@ def lessons(flags):
     if not flags.lesson:
         rows = [[file.stem[:2], title(file)] for file in files]
         how = f"Run one by its number or its name; add --help for its flags:\n   {PROGRAM} lessons 02 --n 256"
-        show([report.table(["lesson", "title"], rows), "", report.prose(how)])
+        output.show([report.table(["lesson", "title"], rows), "", report.prose(how)])
         return 0
     return run_lesson(chosen(flags.lesson, files), flags.flags)
 
@@ -270,7 +244,7 @@ def bill(flags):
     page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, ideal=name, below=below), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
     page += [report.table(["floating-point operations", "FLOP per byte of HBM"], [[operations, a_byte]])]
-    show(page, figures, flags.json)
+    output.show(page, figures, flags.json)
     return 0 if good else 1
 
 
@@ -392,12 +366,12 @@ def draw(flags):
             raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {first}")
         titles = {name: figure.TITLE for name, figure in paper.FIGURES.items()}
         how = f"Print one by its name:\n   {PROGRAM} figures {first}"
-        show([report.table(["name", "figure"], list(titles.items())), "", report.prose(how)], titles, flags.json)
+        output.show([report.table(["name", "figure"], list(titles.items())), "", report.prose(how)], titles, flags.json)
         return 0
     figure = paper.FIGURES[flags.figure]
     sizes = {name: figure.PAPER[name] if getattr(flags, name) is None else getattr(flags, name) for name in SIZES}
     figures = figure.compute(**sizes)
-    show(figure.page(figures), figures, flags.json)
+    output.show(figure.page(figures), figures, flags.json)
     return 1 if figures.get("equal") is False else 0
 
 
@@ -408,16 +382,16 @@ def examine(flags):
     if flags.clear_cache:
         figures = doctor.clear_cache()
         page = ["deleted: {files} files, {size}, in {folder}".format(**figures)]
-        show(page, figures, flags.json)
+        output.show(page, figures, flags.json)
         return 0
     checks = doctor.examine()
-    show(doctor.page(checks), doctor.figures(checks), flags.json)
+    output.show(doctor.page(checks), doctor.figures(checks), flags.json)
     return 1 if any(check.verdict == doctor.PROBLEM for check in checks) else 0
 
 
 def measure(flags):
     figures = bench.run(flags.n, flags.d, flags.repeats, simulator=not flags.skip_simulator)
-    show(bench.page(figures), figures, flags.json)
+    output.show(bench.page(figures), figures, flags.json)
     return 0 if all(stage["equal"] for stage in figures["cpu"].values()) else 1
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import picture, report, testing
+from . import output, picture, report, testing
 from .attention import MAX_D, attention, attention_backward
 from .checks import check_stage
-from .course.check import exercise_of, json_file
+from .course.check import exercise_of
 from .engine.launch import device
 from .engine.model import GRID_YZ
 from .hbm.lines import lines
@@ -44,8 +44,7 @@ def add_command(command):
     what = "drop weights with probability P, from 0 to below 1 (default: %(default)s)"
     sub.add_argument("--dropout", type=float, default=0.0, metavar="P", help=what)
     sub.add_argument("--html", metavar="FILE", help="write the page to FILE, which ends in .html")
-    what = "write the figures to FILE; without a FILE, or to -, print them instead of the page"
-    sub.add_argument("--json", type=json_file, nargs="?", const="-", metavar="FILE", help=what)
+    output.add_json(sub, page="page")
     of_stage = ("stage", "n", "d", "heads", "blocks", "direction", "causal", "dropout")
     sub.set_defaults(of_stage={name: sub.get_default(name) for name in of_stage})
 
@@ -68,9 +67,7 @@ def show(flags):
 
 def write(flags, counted, figures, title, facts):
     figures |= {"bill": json.loads(counted.bill.to_json())["kernels"], "lines": json.loads(counted.to_json())}
-    if flags.json == "-":
-        print(json.dumps(figures, indent=1))
-    else:
+    if flags.json != "-":
         heading = report.heading(title, facts)
         page = [counted]
         if (where := device()).name != "cpu":
@@ -81,10 +78,8 @@ def write(flags, counted, figures, title, facts):
             screen.print(renderable)
         if flags.html:
             picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash: {title}")
-        if flags.json:
-            Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        for file in filter(None, (flags.html, flags.json)):
-            screen.print(f" written: {file}", soft_wrap=True)
+            screen.print(f" written: {flags.html}", soft_wrap=True)
+    output.write(figures, flags.json)
     return 0
 
 

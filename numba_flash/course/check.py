@@ -1,14 +1,12 @@
 """`python -m numba_flash check`: judges exercises, gives hints, grades a class."""
 
-import argparse
 import ast
-import json
 import re
 import time
 import warnings
 from pathlib import Path
 
-from .. import lesson, report
+from .. import lesson, output, report
 from . import sandbox
 from .exercise import folder, hole
 from .exercises import EXERCISES
@@ -31,19 +29,7 @@ def add_command(command):
     sub.add_argument("--copy", metavar="DIR", help="copy the exercises to DIR, or those named, and judge nothing")
     what = "time for one file, after which it is stopped (default: %(default)s)"
     sub.add_argument("--seconds", type=number(1, 3600), default=SECONDS, metavar="S", help=what)
-    what = "write the verdicts to FILE, for grading; without a FILE, or to -, print them instead of the report"
-    sub.add_argument("--json", type=json_file, nargs="?", const="-", metavar="FILE", help=what)
-
-
-def json_file(path):
-    """A path for --json. A Python file is refused: `--json answer.py` would overwrite the answer."""
-    if path.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"{path!r} is a Python file: name the answers first, then --json FILE")
-    try:
-        lesson.check_writable(None if path == "-" else path)
-    except (ValueError, OSError) as error:
-        raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
-    return path
+    output.add_json(sub, "the verdicts, for grading,", "report")
 
 
 def check(flags):
@@ -69,17 +55,8 @@ def check(flags):
     if flags.json != "-":
         for line in page(verdicts):
             screen.print(line)
-    write(verdicts, flags.json, screen)
+    output.write(verdicts, flags.json)
     return 0 if all(verdict["passed"] for verdict in verdicts) else 1
-
-
-def write(figures, path, screen):
-    text = json.dumps(figures, indent=1)
-    if path == "-":
-        print(text)
-    elif path:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-        screen.print(f" written: {path}", soft_wrap=True)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -222,7 +199,7 @@ def listing(flags, screen):
         """))  # fmt: skip
     figures = [{"exercise": e.name, "lesson": e.lesson, "part": e.part, "lines": e.lines, "title": e.title}
                for e in EXERCISES.values()]  # fmt: skip
-    write(figures, flags.json, screen)
+    output.write(figures, flags.json)
     return 0
 
 

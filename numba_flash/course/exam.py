@@ -1,6 +1,5 @@
 """`python -m numba_flash exam`: an exam from a seed, its key, and the grading of what needs no reader."""
 
-import argparse
 import json
 import random
 import re
@@ -10,13 +9,14 @@ from html import escape
 from itertools import cycle
 from pathlib import Path
 
-from .. import report
-from ..lesson import check_writable, whole_number
+from .. import output, report
+from ..lesson import whole_number
+from ..questions import NEAR
+from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
 
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
 MINUTES = 60
-TOLERANCE = 0.01  # of a float
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -29,7 +29,6 @@ pre {{ max-width: max-content; margin: 1rem auto; white-space: pre-wrap }}
 <pre>{text}</pre>
 </html>
 """
-NUMBER = re.compile(r"[-+]?[\d.]{1,40}(e[-+]?\d{1,2}|/\d{1,40})?")
 
 
 def add_command(command):
@@ -42,23 +41,10 @@ def add_command(command):
     sub.add_argument("--key", action="store_true", help="with answers, reasons, points and common wrong answers")
     what = 'grade the answers in FILE, JSON such as {"1a": "true", "2a": "C", "5b": 4096}, as far as a program can'
     sub.add_argument("--grade", metavar="FILE", help=what)
-    what = "write the exam, or the grades, to FILE; without a FILE, or to -, print that instead of the page"
-    sub.add_argument("--json", type=_writable(None), nargs="?", const="-", metavar="FILE", help=what)
-    sub.add_argument(
-        "--html", type=_writable((".html",)), metavar="FILE", help="write the page to FILE, for the printer"
-    )
-    sub.add_argument("--md", type=_writable(None), metavar="FILE", help="write the exam to FILE in Markdown")
-
-
-def _writable(suffixes):
-    def path(text):
-        try:
-            check_writable(None if text == "-" else text, suffixes)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
-        return text
-
-    return path
+    output.add_json(sub, "the exam, or the grades,", "page")
+    what = "write the page to FILE, for the printer"
+    sub.add_argument("--html", type=output.writable(".html"), metavar="FILE", help=what)
+    sub.add_argument("--md", type=output.writable(), metavar="FILE", help="write the exam to FILE in Markdown")
 
 
 def run(flags):
@@ -71,22 +57,14 @@ def run(flags):
         markdown = "\n".join(in_markdown(flags, questions))
     if flags.md and markdown is None:
         raise ValueError(f"--md {flags.md} writes an exam, and --grade makes none: leave one of them out")
-    screen = report.console()
-    if flags.json != "-":
-        for part in page:
-            screen.print(part)
-    if flags.json == "-":
-        print(json.dumps(figures, indent=1))
-    elif flags.json:
-        Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    output.show(page, figures, flags.json)
     if flags.html:
         text = "\n".join(map(report.to_text, page))
         Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
     if flags.md:
         Path(flags.md).write_text(markdown, encoding="utf-8")
-    if flags.json != "-":
-        for file in filter(None, (flags.json, flags.html, flags.md)):
-            screen.print(f" written: {file}", soft_wrap=True)
+    for file in filter(None, (flags.html, flags.md) if flags.json != "-" else ()):
+        report.console().print(f" written: {file}", soft_wrap=True)
     return 0
 
 
@@ -264,19 +242,19 @@ def graded(flags, questions):
     """The points that a program can give -> page and figures."""
     answers = read_answers(flags.grade)
     rows, reached = [], 0
-    labels = {f"{n}{label}": part for n, question in enumerate(questions, 1) for label, part in labelled(question)}
+    labels = {f"{n}{label}": (part, sizes(q)) for n, q in enumerate(questions, 1) for label, part in labelled(q)}
     if unknown := sorted(set(answers) - set(labels)):
         raise ValueError(
             f"--grade {flags.grade}: {', '.join(unknown)} is no part of this exam: its parts are {', '.join(labels)}; "
             "give the --seed, and the --questions or --minutes, that the exam was made with"
         )
-    for label, part in labels.items():
+    for label, (part, known) in labels.items():
         given = answers.get(label)
-        verdict = "missing" if given is None else "right" if is_right(given, part.expected) else "wrong"
+        verdict = "missing" if given is None else "right" if is_right(given, part.expected, known) else "wrong"
         points = part.points * (verdict == "right")
         reached += points
         rows.append([label, verdict, points, part.points, "" if given is None else str(given)])
-    possible = sum(part.points for part in labels.values())
+    possible = sum(part.points for part, _ in labels.values())
     to_read = totals(questions)[1] - possible
     page = [report.heading(f"Exam {flags.seed}", f"{reached} of {possible} points; {to_read} more for a reader"), ""]
     page.append(report.table(["part", "verdict", "points", "of", "given"], rows))
@@ -300,19 +278,27 @@ def read_answers(path):
     return answers
 
 
-def is_right(given, expected):
-    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter."""
+def is_right(given, expected, sizes=None):
+    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter.
+
+    A number may be a formula, as in a lesson: `questions.number` reads it, and `sizes` are the names it knows.
+    """
     if isinstance(expected, str):
         same = {"t": "true", "f": "false", "y": "yes", "n": "no"} if len(expected) > 1 else {}
         word = str(given).strip().casefold()
         return same.get(word, word) == expected.casefold()
-    text = str(given).replace(",", "").replace("−", "-").strip().casefold()
-    if isinstance(given, bool) or not NUMBER.fullmatch(text):
+    if isinstance(given, bool):
         return False
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
+        value = number_from(str(given), sizes)
+    except ValueError:
         return False
-    return (
-        value == expected if isinstance(expected, int) else abs(value - Fraction(expected)) <= TOLERANCE * abs(expected)
-    )
+    off = abs(value - Fraction(expected))
+    return off <= NEAR * abs(Fraction(expected)) if isinstance(expected, float) else off == 0
+
+
+def sizes(question):
+    """The sizes that a question gives, by their names on the paper: an answer may be a formula in them."""
+    text = " ".join([question.text, *(part.ask for part in question.parts)])
+    given = re.findall(r"\b(N|N_k|n|d|T|Br|Bc|Tr|Tc|M) = (\d[\d,]*\d|\d)", text)
+    return {name: int(value.replace(",", "")) for name, value in given}

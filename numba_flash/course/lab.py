@@ -1,16 +1,14 @@
 """`python -m numba_flash lab`: one fault in a stage, and what it does; find its line, or write a test that finds it."""
 
 import ast
-import json
 import linecache
 import math
 import random
 import re
 import sys
 import textwrap
-from pathlib import Path
 
-from .. import lesson, report
+from .. import lesson, output, report
 from ..errors import BarrierDivergence, OutOfBounds, RaceDetected, UninitializedRead
 from ..hbm.lines import lines as count_lines
 from ..stages import STAGES
@@ -36,12 +34,10 @@ def add_command(command):
     what = "score a test of yours, a file with test(attention) or test_backward(attention_backward), on faulty kernels"
     sub.add_argument("--test", metavar="FILE", help=what)
     sub.add_argument("--all", action="store_true", help=f"with --test: all faults, not {score.SOME} of them")
-    what = "write the result to FILE; without a FILE, or to -, print it instead of the text"
-    sub.add_argument("--json", nargs="?", const="-", metavar="FILE", help=what)
+    output.add_json(sub, "the result", "text")
 
 
 def lab(flags):
-    lesson.check_writable(None if flags.json == "-" else flags.json)
     screen = report.console(None if flags.json != "-" else sys.stderr)
     if flags.test:
         if flags.line or flags.solution:
@@ -54,11 +50,7 @@ def lab(flags):
         if flags.all:
             raise ValueError("--all is for --test FILE: add it, or leave --all out")
         status, result = game(Case(flags.seed, flags.stage, flags.level), flags, screen)
-    if flags.json == "-":
-        print(json.dumps(result, indent=1))
-    elif flags.json:
-        Path(flags.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        screen.print(f" written: {flags.json}", soft_wrap=True)
+    output.write(result, flags.json)
     return status
 
 

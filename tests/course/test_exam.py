@@ -1,5 +1,6 @@
 """The exam: the same for the same seed, balanced, without its key; and the key against counts made in another way."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -20,7 +21,7 @@ from numba_flash import __main__ as cli
 from numba_flash import stages
 from numba_flash.course import exam
 from numba_flash.course.exam_questions import POOL, TOPICS, Question
-from numba_flash.course.exam_questions.code import FAULTS, SYMPTOMS, snippet
+from numba_flash.course.exam_questions.code import GPU_MAY_SHOW, SLIPS, SYMPTOMS, snippet
 from numba_flash.course.exam_questions.kind import EXPERIMENTS, FUNCTION, MEMORY, METHODS, WORK, approximations
 
 SEEDS = range(60)
@@ -100,8 +101,8 @@ def test_all_of_the_pool_can_be_drawn():
         for text in make(name, seed).facts["statements"]
     }
     assert drawn == {text for text, *_ in FUNCTION + WORK + MEMORY}
-    faults = {make(name, seed).facts["fault"] for seed in SEEDS for name in POOL if POOL[name].topic == "code"}
-    assert faults == {fault.name for fault in FAULTS}
+    slips = {make(name, seed).facts["slip"] for seed in SEEDS for name in POOL if POOL[name].topic == "code"}
+    assert slips == {slip.name for slip in SLIPS}
     assert {make("experiment", seed).facts["claim"] for seed in SEEDS} == set(EXPERIMENTS)
     assert {method for seed in SEEDS for method in make("same_function", seed).facts["methods"]} == set(METHODS)
 
@@ -142,28 +143,6 @@ def test_letters_of_right_answers_are_spread():
         assert len(letters) == 5 and max(letters.values()) < 80
 
 
-def test_wrong_answers_are_wrong():
-    """A number that is listed as a slip of a part is not the answer of that part."""
-    for name in POOL:
-        for seed in range(12):
-            question = make(name, seed)
-            for slip, _ in question.wrong:
-                number, _, of = slip.partition(" for ")
-                if number.replace(",", "").isdigit():
-                    tensor = of.strip("`").split(" ")[0]
-                    right = [
-                        p.expected
-                        for p in question.parts
-                        if (tensor and tensor in p.ask.replace("`", "").split(" ")) or f"{tensor}?" in p.ask
-                    ]
-                    assert int(number.replace(",", "")) not in right, (
-                        name,
-                        seed,
-                        slip,
-                        question.parts,
-                    )
-
-
 # --- the key stays away -----------------------------------------------------------------------------------------------
 
 
@@ -194,7 +173,7 @@ def test_nothing_of_the_key_without_key(run, tmp_path, seed):
     assert set(figures) == {"seed", "minutes", "points", "questions"}
     assert all(set(question) == allowed for question in figures["questions"])
     text = data.read_text()
-    assert not any(fault.name in text for fault in FAULTS)
+    assert not any(slip.name in text for slip in SLIPS)
 
 
 def test_it_fits_80_columns_and_ascii(run):
@@ -205,6 +184,15 @@ def test_it_fits_80_columns_and_ascii(run):
     done = subprocess.run(args, capture_output=True, env=cli.os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert done.stdout.isascii() and b"?" not in done.stdout.replace(b"?\n", b"").replace(b"? ", b"")
+
+
+def test_a_claim_has_an_experiment_and_both_of_its_outcomes():
+    for seed in SEEDS:
+        question = make("experiment", seed)
+        what, shows, if_true = EXPERIMENTS[question.facts["claim"]]
+        assert dict(question.choices)[question.parts[0].expected] == what
+        assert [shows in text for _, text in question.open] == [True, False]
+        assert [if_true in text for _, text in question.open] == [False, True]
 
 
 # --- grading ----------------------------------------------------------------------------------------------------------
@@ -237,11 +225,34 @@ def test_the_key_gets_all_points_and_slips_get_none(run, tmp_path):
         ("nan", 1.5, False), ("1/0", 1.5, False), (True, "true", True), ("F", "false", True), ("yes", "no", False),
         ("n", "no", True), ("b", "B", True), (" B ", "B", True), ("A", "B", False), ("true", "B", False),
         (None, 0, False),
-        ("1e999999999", 3, False), (0, 0, True),
+        ("1e999999999", 3, False), (0, 0, True), ("9" * 9999, 3, False), (1e-05, 1e-05, True), ("", 1, False),
+        ("2**22", 2**22, True), ("4_194_304", 2**22, True), ("64 × 64", 4096, True), ("⌈300/16⌉", 19, True),
+        ("ceil(300/16)", 19, True), ("1/3", 1 / 3, True), ("1/3", 0, False), ("-3/8", -0.375, True), ("4^0", 1, True),
+        ("N·d·⌈N/16⌉", 114_000, True), ("2Nd", 12_000, True), ("Tc", 19, False), ("__import__('os')", 1, False),
     ],
 )  # fmt: skip
 def test_what_counts_as_right(given, expected, right):
-    assert exam.is_right(given, expected) is right
+    assert exam.is_right(given, expected, {"N": 300, "d": 20}) is right
+
+
+def test_a_formula_may_use_the_sizes_that_were_drawn(run, tmp_path):
+    """Those that stand on the paper, and none that is asked for."""
+    known = {name: exam.sizes(make(name, 0)) for name in POOL}
+    names = {"flash_bill": "N d Br Bc", "tile_moves": "Tr Tc", "tiled_bill": "T N d", "theorem_2": "M d N"}
+    names |= {"causal_keys": "N d Br", "when_flash_loses": "d Br Bc N", "decoding": "N_k d n Bc", "trace": "d"}
+    assert {name: " ".join(known[name]) for name in names} == names
+    facts = make("flash_bill", 0).facts
+    assert list(known["flash_bill"].values()) == [facts["n"], facts["d"], *facts["blocks"]]
+    assert known["theorem_2"]["M"] == make("theorem_2", 0).facts["M"] > 1000
+    seed, number = next(
+        (seed, at)
+        for seed in SEEDS
+        for at, question in enumerate(exam.select(seed), 1)
+        if question.name == "flash2_bill"
+    )
+    file = tmp_path / "answers.json"
+    file.write_text(json.dumps({f"{number}a": "⌈N/Br⌉", f"{number}b": "Nd ceil(N/Br)", f"{number}c": "Nd"}))
+    assert json.loads(run("--seed", seed, "--grade", file, "--json")[1])["points"] == 3
 
 
 @pytest.mark.parametrize(
@@ -369,8 +380,8 @@ def causal_keys(n, d, blocks, **_):
 
 
 def kept_between(n, heads, batch):
-    row = np.dtype(np.float16).itemsize * batch * heads
-    return [sum(row * n for _ in range(n)), sum(row for _ in range(n))]
+    P, L = np.dtype(np.float16), np.dtype(np.float32)
+    return [sum(batch * heads * n * x for _ in range(n)) for x in (P.itemsize, L.itemsize / n)]
 
 
 def backward_bill(n, d, Bc):
@@ -521,6 +532,86 @@ def test_the_key_is_what_another_count_gives(name):
                 assert value == pytest.approx(part.expected, rel=1e-7, abs=1e-7), (seed, part)
 
 
+def causal_slip(n, n_k, i):
+    """Keys of query i, aligned at the top left; where that is right, those before its own place."""
+    top_left, before = (int(np.tril(np.ones((n, n_k)), k=k)[i].sum()) for k in (0, n_k - n - 1))
+    return before if top_left == causal_rows(n, n_k, i)[0] else top_left
+
+
+# What each slip gives that the key names by a number -> the parts that it is a slip of, by their place, and the number.
+SLIPPED = {
+    "naive_bill": lambda n, d, **_: [(0, n * d), (2, sum(n for _ in range(n))), (1, sum(n for _ in range(n)))],
+    "tiled_bill": lambda n, d, blocks, **_: [
+        (0, Fraction(n * n * d, blocks)),
+        (1, square_product(n, n, n, blocks)[0]),
+        (3, sum(n for _ in range(n))),
+    ],
+    "online_bill": lambda n, **_: [(0, sum(n for _ in ("m", "l", "P")) * n), (1, n * n), (2, n * n)],
+    "flash_bill": lambda n, d, blocks: [
+        (1, sum(n * d for _ in sides(n, blocks[0]))),
+        (2, n * d),
+        (3, sum(n * d for _ in sides(n, blocks[1]))),
+    ],
+    "flash2_bill": lambda n, d, blocks: [
+        (1, sum(n * d for _ in sides(n, blocks[1]))),
+        (3, flash2_bill(n, d, blocks)[3] - n),
+    ],
+    "tile_moves": lambda Tr, Tc: [
+        (0, sum(2 + sum(len(("Q in", "O out")) for _ in range(Tr)) for _ in range(Tc))),
+        (1, sum(1 + sum(len(("K in", "V in", "O out")) for _ in range(Tc)) for _ in range(Tr))),
+    ],
+    "tiles_that_fit": lambda d, sram: [
+        (0, max(b for b in range(1, sram) if 4 * 2 * b * d <= sram)),
+        (1, math.ceil(sram / (4 * d))),
+    ],
+    "causal_keys": lambda **_: [(1, 0.5), (2, 2)],
+    "kept_between": lambda n, heads, batch: [
+        (0, sum(2 * batch * heads * n * n for _ in "SP")),
+        (1, 0),
+        (1, np.zeros((batch, heads, n), np.float16).nbytes),
+    ],
+    "backward_bill": lambda n, d, **_: [(4, len({"dV", "dP", "dQ", "dK"})), (1, n * d + n * d)],
+    "training_products": lambda **_: [
+        (1, len(["S", "O"] + ["dV", "dP", "dQ", "dK"])),
+        (2, len(["S", "O"] + ["S", "dV", "dP", "dQ", "dK"])),
+    ],
+    "intensity": lambda itemsize, **_: [(2, 7 / itemsize)],
+    "decoding": lambda **_: [(3, 2 / 2)],
+    "dropout_bytes": lambda n, **_: [
+        (0, 6 * np.zeros((n, n), np.float32).nbytes),
+        (1, 3 * np.zeros((n, n), bool).nbytes),
+    ],
+    "local_pattern": lambda n, side, **_: [(0, 3 * (n // side)), (2, sum(n // side for _ in range(n // side)))],
+    "merging": lambda outs, **_: [(1, np.mean(outs)), (1, np.mean([*outs, 0]))],
+    "softmax_gradient": lambda P, dP: [(t + 1, float(Fraction(P[t])) * dP[t]) for t in range(3)],
+    "causal_rows": lambda n, n_k, i: [(0, causal_slip(n, n_k, i))],
+    "line_12": lambda l, l_tile, rise, **_: [(1, 2.0**-rise), (0, l + l_tile)],
+}  # fmt: skip
+
+
+def numbers_of(question):
+    """The numbers that the key lists as wrong answers, in their order."""
+    for answer, _ in question.wrong:
+        if given := re.match(
+            r"(?:(?:O|dS|l_new) = |the factor |a factor of )?((?:-?\d(?:[\d./]|,\d)*(?:, )?)+)", answer
+        ):
+            yield from (float(Fraction(number.replace(",", ""))) for number in given[1].removesuffix(", ").split(", "))
+
+
+@pytest.mark.parametrize("name", POOL)
+def test_a_wrong_number_is_what_its_slip_gives(name):
+    for seed in range(25):
+        question = make(name, seed)
+        facts = {key: value for key, value in question.facts.items() if key != "stage"}
+        slipped = SLIPPED[name](**facts) if name in SLIPPED else []
+        assert list(numbers_of(question)) == pytest.approx([float(x) for _, x in slipped], rel=5e-3), (
+            seed,
+            question.wrong,
+        )
+        for at, value in slipped:
+            assert not exam.is_right(float(value), question.parts[at].expected), (seed, at, value, question.parts)
+
+
 def test_answers_differ_between_seeds():
     for name in COUNTS:
         if name not in ("why_the_factor", "two_forms_of_D"):
@@ -535,6 +626,12 @@ def test_statements_say_what_the_library_says():
     half, whole = (nf.predict("flash", n=65536, d=64, sram=sram).elements for sram in (65536, 131072))
     assert 1.8 < half / whole < 2.2
     assert nf.predict("flash", n=1024, d=128).elements > 4 * 1024**2 + 4 * 1024 * 128
+    kernels = {stage: list(nf.predict(stage, n=64, d=16).kernels) for stage in ("flash2", "flash")}
+    assert kernels == {"flash2": ["flash2"], "flash": ["initialise", "flash"]}
+    shows = EXPERIMENTS["FlashAttention holds parts of S in the memory of the CPU"][1]
+    assert "flash2 has one launch" in shows and "flash has two, the first for line 2" in shows
+    assert set(nf.predict("flash2", n=64, d=16).kernels["flash2"]) == set("QKVOL")
+    assert 0.99 < nf.flops("flash2", n=1024, d=64) / nf.flops("naive", n=1024, d=64) < 1  # it saves next to none
     truths = [truth for _, truth, *_ in FUNCTION + WORK + MEMORY]
     assert 0.25 < sum(truths) / len(truths) < 0.5
 
@@ -573,38 +670,69 @@ def test_the_ledger_counts_the_same(name):
         assert found == answers
 
 
-# --- the faults -------------------------------------------------------------------------------------------------------
+# --- the slips of the code -------------------------------------------------------------------------------------------
 
 
-def test_a_fault_fits_its_stage_and_is_seen():
-    for fault in FAULTS:
-        lines = snippet(fault)
-        assert 4 <= len(lines) <= 24 and max(map(len, lines)) <= 74, fault.name
-        assert not any("#" in line or "allowed" in line or "keep(" in line for line in lines), fault.name
-        whole = snippet(type(fault)(**{**vars(fault), "new": fault.old}))
-        assert whole != lines, fault.name
-        assert fault.symptom in SYMPTOMS
-    assert {fault.symptom for fault in FAULTS} == set(SYMPTOMS)
+def test_a_slip_fits_its_stage_and_is_seen():
+    for slip in SLIPS:
+        lines = snippet(slip)
+        assert 4 <= len(lines) <= 24 and max(map(len, lines)) <= 74, slip.name
+        assert not any("#" in line or "allowed" in line or "keep(" in line for line in lines), slip.name
+        whole = snippet(type(slip)(**{**vars(slip), "new": slip.old}))
+        assert whole != lines, slip.name
+        assert slip.symptom in SYMPTOMS
+        assert not re.search(r"\bg\b|\bmask\b", "\n".join(lines)), slip.name
+    assert {slip.symptom for slip in SLIPS} == set(SYMPTOMS)
     with pytest.raises(ValueError, match="stands 0 times"):
-        FAULTS[0].apply("")
+        SLIPS[0].apply("")
+
+
+def test_a_whole_kernel_defines_its_names():
+    """A name that is defined nowhere would be a right answer, too."""
+    whole = {slip.name: text for slip in SLIPS if (text := "\n".join(snippet(slip))).startswith("def ")}
+    assert len(whole) == 3
+    for name, text in whole.items():
+        tree = ast.walk(ast.parse(text))
+        names = [node for node in tree if isinstance(node, ast.Name | ast.arg)]
+        known = {node.arg if isinstance(node, ast.arg) else node.id for node in names if not is_read(node)}
+        read = {node.id for node in names if is_read(node)}
+        assert read <= known | {"cuda", "real", "weight", "math", "range", "max"}, name
+        assert set(re.search(r"\((.*)\)", text)[1].split(", ")) <= read, name
+
+
+def is_read(node):
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def test_what_a_gpu_may_show_is_no_wrong_choice():
+    h, i, j, N, N_k = 1, 2, 11, 5, 10
+    assert np.unravel_index((h * N + i) * N_k + j, (3, N, N_k)) == (h, i + 1, j - N_k)
+    assert "start of row i + 1" in next(slip.then for slip in SLIPS if slip.symptom == "bounds")
+    assert all("on a GPU" in SYMPTOMS[symptom] for symptom in ("bounds", "race", "divergence"))
+    asked = [make(name, seed) for name in POOL if POOL[name].topic == "code" for seed in SEEDS]
+    for symptom, others in GPU_MAY_SHOW.items():
+        for question in asked:
+            choices = dict(question.choices)
+            if choices[question.parts[0].expected] == SYMPTOMS[symptom]:
+                assert set(choices.values()).isdisjoint(SYMPTOMS[other] for other in others)
 
 
 @pytest.fixture
 def broken(tmp_path):
-    """The module of a stage with a fault in it."""
+    """The module of a stage with a slip in it."""
 
-    def load(fault):
-        module = importlib.import_module(f"numba_flash.stages.{fault.module}")
+    def load(slip):
+        module = importlib.import_module(f"numba_flash.stages.{slip.module}")
         source = inspect.getsource(module)
-        factory = inspect.getsource(getattr(module, fault.factory))
-        source = source.replace(factory, fault.apply(factory))
+        factory = inspect.getsource(getattr(module, slip.factory))
+        source = source.replace(factory, slip.apply(factory))
         source = source.replace("from ..", "from numba_flash.").replace(
             "from . import", "from numba_flash.stages import"
         )
         source = source.replace("from .", "from numba_flash.stages.")
-        file = tmp_path / f"{fault.name}.py"
+        file = tmp_path / f"{slip.name}.py"
         file.write_text(source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(fault.name, file)
+        spec = importlib.util.spec_from_file_location(slip.name, file)
         loaded = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
         return loaded
@@ -626,14 +754,14 @@ def forward(module, q, k, v, blocks):
 
 
 @pytest.mark.course
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
+def test_a_slip_shows_as_the_key_says(slip, broken, monkeypatch):
     """At sizes where it must show, and at sizes where it must not."""
     from numba_flash import errors, reference
 
-    module = broken(fault)
-    square = fault.module in ("naive", "tiled", "online_softmax")
-    blocks = None if fault.module == "naive" else 4 if square else (4, 4)
+    module = broken(slip)
+    square = slip.module in ("naive", "tiled", "online_softmax")
+    blocks = None if slip.module == "naive" else 4 if square else (4, 4)
     rng = np.random.default_rng(1)
 
     def inputs(n, n_k, d=8, shift=0.0):
@@ -642,17 +770,17 @@ def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
         return [x.astype(np.float32) for x in (q, k, v)]
 
     raised = {"bounds": errors.OutOfBounds, "race": errors.RaceDetected, "divergence": errors.BarrierDivergence}
-    if fault.symptom in raised:
+    if slip.symptom in raised:
         monkeypatch.setenv("NUMBA_FLASH_STRICT", "1")
-        n = 32 if fault.symptom == "race" else 37
-        with pytest.raises(raised[fault.symptom]):
+        n = 32 if slip.symptom == "race" else 37
+        with pytest.raises(raised[slip.symptom]):
             forward(module, *inputs(n, n), blocks)
-        if fault.symptom != "race":
+        if slip.symptom != "race":
             assert not rows_that_are_wrong(module, *inputs(32, 32), blocks).any()
         return
     q, k, v = inputs(8, 16)
-    if fault.symptom == "rising":
-        first = 1 if fault.module == "online_softmax" else 4
+    if slip.symptom == "rising":
+        first = 1 if slip.module == "online_softmax" else 4
         S = reference.scores(q.astype(float), k.astype(float))
         k[0] = 4 * np.abs(k[0])
         S = reference.scores(q.astype(float), k.astype(float))
@@ -662,50 +790,66 @@ def test_a_fault_shows_as_the_key_says(fault, broken, monkeypatch):
         q, k, v = inputs(8, 16)
         later = reference.scores(q.astype(float), k.astype(float)).argmax(axis=1) >= first
         assert later.any() and (rows_that_are_wrong(module, q, k, v, blocks) == later).all()
-    elif fault.symptom == "second_tile":
+    elif slip.symptom == "second_tile":
         assert rows_that_are_wrong(module, q, k, v, blocks).all()
         assert not rows_that_are_wrong(module, *inputs(8, 4), blocks).any()
-    elif fault.symptom == "one_tile":
-        assert rows_that_are_wrong(module, *inputs(4, 4, d=4), blocks).any()
-    elif fault.symptom == "tail":
+    elif slip.symptom == "one_tile":
+        assert all(rows_that_are_wrong(module, *inputs(n, n, d=n), blocks).all() for n in (4, 8, 11))
+    elif slip.symptom == "tail":
         assert not rows_that_are_wrong(module, q, k, v, blocks).any()
         assert rows_that_are_wrong(module, *inputs(8, 15), blocks).any()
-    elif fault.symptom == "low":
+    elif slip.symptom == "low":
         assert not rows_that_are_wrong(module, q, k, v, blocks).any()
         low = inputs(8, 16, shift=15.0)
         assert reference.scores(*(x.astype(float) for x in low[:2])).max() < -104
         assert rows_that_are_wrong(module, *low, blocks).all()
     else:
-        correct = importlib.import_module(f"numba_flash.stages.{fault.module}")
+        correct = importlib.import_module(f"numba_flash.stages.{slip.module}")
         dout = rng.standard_normal(q.shape).astype(np.float32)
         truth = reference.attention_backward(*(x.astype(float) for x in (q, k, v, dout)))
         plain = stages.flash2
-        O, L = forward(module if fault.symptom == "gradients" else plain, q, k, v, blocks)
+        O, L = forward(module if slip.symptom == "gradients" else plain, q, k, v, blocks)
         assert np.abs(O - reference.attention(q, k, v)[0]).max() < 1e-4
         Q, K, V, dO, O, L = (nf.to_device(x[None], "cpu") for x in (q, k, v, dout, O, L))
-        backward = module if fault.symptom == "dQ" else importlib.import_module("numba_flash.stages.flash2_backward")
+        backward = module if slip.symptom == "dQ" else importlib.import_module("numba_flash.stages.flash2_backward")
         scale = np.float32(1 / math.sqrt(8))
         found = backward.backward(Q, K, V, dO, scale, O=O, L=L, blocks=(8, 8), device="cpu")
         off = [np.abs(nf.to_host(x)[0] - y).max() > 1e-3 * np.abs(y).max() for x, y in zip(found, truth, strict=True)]
-        assert off == ([True, False, False] if fault.symptom == "dQ" else [True] * 3)
+        assert off == ([True, False, False] if slip.symptom == "dQ" else [True] * 3)
         assert correct is not module
-    if fault.symptom == "dQ":
+    if slip.symptom == "dQ":
         how = {"O": O, "L": L, "blocks": (8, 8), "device": "cpu"}
         bills = []
         for one in (module, correct):
             with nf.ledger() as bill:
                 one.backward(Q, K, V, dO, scale, **how)
             bills.append(bill)
-        assert (bills[0] == bills[1]) == (fault.bill == "no")
-    elif fault.bill:
+        assert (bills[0] == bills[1]) == (slip.bill == "no")
+    elif slip.bill:
         with nf.ledger() as faulty:
             forward(module, *inputs(8, 16), blocks)
         with nf.ledger() as right:
-            forward(importlib.import_module(f"numba_flash.stages.{fault.module}"), *inputs(8, 16), blocks)
-        assert (faulty == right) == (fault.bill == "no")
+            forward(importlib.import_module(f"numba_flash.stages.{slip.module}"), *inputs(8, 16), blocks)
+        assert (faulty == right) == (slip.bill == "no")
 
 
-def test_rounding_and_a_wrong_method_are_far_apart():
+def test_only_float64_tells_every_wrong_method_from_rounding():
     for seed in range(10):  # as many as are drawn
-        for name, (single, double) in approximations(seed).items():
-            assert (single < 1e-5 and double < 1e-13) if name.startswith("tiles") else min(single, double) > 0.1
+        found = approximations(seed)
+        hidden = {name for name in found if name.startswith(("tiles", "weights"))}
+        assert all(1e-7 < found[name][0] < 1e-5 for name in hidden), found
+        assert all(found[name][1] < 1e-12 for name in hidden if name.startswith("tiles"))
+        assert all(1e-7 < found[name][1] < 1e-5 for name in hidden if name.startswith("weights"))
+        assert all(min(found[name]) >= 0.1 for name in set(found) - hidden)
+        assert len(hidden) == 3
+
+
+def test_the_float32_column_hides_one():
+    for seed in SEEDS:
+        question = make("read_errors", seed)
+        rows = re.findall(r"^    ([a-e]) +(.*?)  +(.*)$", question.text, flags=re.MULTILINE)
+        verdicts = {"10⁻⁷ to 10⁻⁵": set(), "0.1 or more": set()}
+        for (_, single, double), part in zip(rows, question.parts, strict=True):
+            verdicts[single].add(part.expected)
+            assert (double == "below 10⁻¹²") == (part.expected == "yes")
+        assert list(verdicts.values()) == [{"yes", "no"}, {"no"}]

@@ -7,13 +7,18 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import numba_flash as nf
 from numba_flash import __main__ as cli
+from numba_flash import questions
+from numba_flash.course import check, exam
 from numba_flash.course.exercises import EXERCISES
+from numba_flash.engine import model
+from numba_flash.figures import memory
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
@@ -107,6 +112,34 @@ def test_the_numbers_that_are_compared():
     assert nf.predict("flash2", **decoding)["K"] == nf.predict("flash2", split_kv=64, **decoding)["K"]
 
 
+def test_the_numbers_that_the_library_knows():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ideal = nf.predict("naive", n=64, d=16), nf.hbm.predict.algorithm0(n=64, d=16)
+    assert ideal[1].elements == 4 * 64**2 + 4 * 64 * 16 < ideal[0].elements
+    held = {stage: figure["tensors"] for stage, figure in memory.compute(**memory.PAPER)["stages"].items()}
+    square = {stage: len({"S", "P", "dP", "dS"} & set(tensors)) for stage, tensors in held.items()}
+    text, words = " ".join(KIT.split()), ("none", "one", "two", "three", "four", "five")
+    for phrase in (
+        f"Python {project['requires-python'].removeprefix('>=')} or newer",
+        f"is stopped after {check.SECONDS} (`--seconds`)",
+        f"At least {words[exam.LEAST['kind']]} questions ask what kind",
+        f"Integers must be exact, decimals within {100 * questions.NEAR} %",
+        "The exam takes an hour more" if exam.MINUTES == 60 else "",
+        f"d² = {128**2:,} is large against the {model.STATIC_SHARED // 4:,} elements of "
+        f"{model.STATIC_SHARED // 1024} KiB",
+        f"N × N matrices at the peak: {square['naive']} for naive, {words[square['flash']]} for flash",
+        f"all {words[len(nf.STAGES)]} stages differ",
+        f"| block | Up to {model.THREADS:,} threads",
+        f"| warp | {model.WARP} threads",
+        f"{words[nf.patterns.local(8, 8, (4, 4)).itemsize].title()} byte per tile of S",
+        "the yardstick of every bill, 4N² + 4Nd elements",
+    ):
+        assert phrase and phrase in text, phrase
+    points = {name.strip("`"): (C, S, B) for name, _, _, C, S, B, _ in rows("Exercises")}["02_scores"]
+    assert "check class/*/02_scores.py" in KIT
+    assert 'POINTS = {{"correct": {}, "strict": {}, "bill": {}}}'.format(*points) in KIT
+
+
 @pytest.mark.parametrize(("title", "hours"), [("Three hours", 3), ("Six hours", 6), ("Ten hours", 10)])
 def test_a_syllabus_adds_up(title, hours):
     table = rows(title)
@@ -145,13 +178,13 @@ def test_the_points_of_a_class(tmp_path, monkeypatch, capsys):
     verdicts = [
         ("ann.py", None, {"correct": passed, "strict": passed, "bill": passed}),
         ("bob.py", None, {"correct": passed, "strict": failed, "bill": unjudged}),
-        ("eve.py", "stopped after 60 s", {}),
+        ("eve.py", "stopped after 30 s", {}),
     ]
     keys = "file", "message", "criteria"
     (tmp_path / "grades.json").write_text(json.dumps([dict(zip(keys, verdict, strict=True)) for verdict in verdicts]))
     monkeypatch.chdir(tmp_path)
     exec(next(text for language, text in BLOCKS if language == "python grades"), {})
-    assert capsys.readouterr().out == "ann.py\t10\t\nbob.py\t5\t\neve.py\t0\tstopped after 60 s\n"
+    assert capsys.readouterr().out == "ann.py\t10\t\nbob.py\t5\t\neve.py\t0\tstopped after 30 s\n"
 
 
 def test_the_glossary_is_in_order_and_the_lessons_use_its_terms():

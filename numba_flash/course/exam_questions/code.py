@@ -1,4 +1,4 @@
-"""Faults for the exam's code reading: one line of a stage wrong, missing or at the wrong place, and what shows it."""
+"""Slips for the exam's code reading: one line of a stage wrong, missing or at the wrong place, and what shows it."""
 
 import inspect
 import re
@@ -9,7 +9,8 @@ from importlib import import_module
 from .pool import Part, lettered, question
 
 SYMPTOMS = {
-    "bounds": "An index out of range, at lengths that the sides of a block do not divide.",
+    "bounds": "An index out of range, at lengths that the sides of a block do not divide: an error here, "
+    "and on a GPU none, but elements that belong elsewhere are read and overwritten.",
     "race": "A race in strict mode; on a GPU a result that may differ from run to run.",
     "divergence": "Some threads never come to a barrier, at lengths that the tile does not divide: an error here, "
     "and on a GPU perhaps a hang.",
@@ -17,16 +18,18 @@ SYMPTOMS = {
     "first tile; right for all others.",
     "second_tile": "A wrong O without an error message for every row, as soon as there are two tiles of keys; right "
     "with one.",
-    "one_tile": "A wrong O without an error message, also with one tile.",
+    "one_tile": "A wrong O without an error message for every row, with one tile as with several.",
     "tail": "A wrong O, or nan in it, and only where the tile does not divide the number of keys.",
     "low": "A wrong O, 0 or nan, and only for rows whose scores all lie far below 0.",
     "dQ": "O, dK and dV are right; dQ is wrong.",
     "gradients": "O is right, and all three gradients are wrong.",
 }
 
+GPU_MAY_SHOW = {"bounds": {"race", "tail"}}  # beside the symptom: no wrong choices
+
 
 @dataclass(frozen=True)
-class Fault:
+class Slip:
     """`old`, a text that stands `times` times in the source of `factory`, becomes `new`. bill: whether it changes."""
 
     name: str
@@ -45,16 +48,16 @@ class Fault:
     times: int = 1
 
     def apply(self, source):
-        """The source with the fault in it. ValueError where it does not fit."""
+        """The source with the slip in it. ValueError where it does not fit."""
         if source.count(self.old) != self.times:
             raise ValueError(f"{self.name}: {self.old!r} stands {source.count(self.old)} times, not {self.times}")
         return source.replace(self.old, self.new)
 
 
-def snippet(fault):
-    """The lines of a stage with the fault in it, without comments, masks and dropout."""
-    factory = getattr(import_module(f"numba_flash.stages.{fault.module}"), fault.factory)
-    source = fault.apply(inspect.getsource(factory))
+def snippet(slip):
+    """The lines of a stage with the slip in it, without comments, masks, dropout and heads that share K and V."""
+    factory = getattr(import_module(f"numba_flash.stages.{slip.module}"), slip.factory)
+    source = slip.apply(inspect.getsource(factory))
     kernel = source[source.index("@cuda.jit") :].partition("\n\n    return")[0]
     lines = [re.sub(r"\s*#.*", "", line) for line in kernel.splitlines()]
     lines = [
@@ -62,13 +65,14 @@ def snippet(fault):
         for line in lines
         if line.strip() and not re.search(r"^\s*((g|b) = h \*|\w+ \*= keep|if not visited|continue)", line)
     ]
-    end = max((n for n, line in enumerate(lines) if fault.last in line), default=0)
-    begin = max((n for n, line in enumerate(lines[:end]) if fault.first in line), default=0) if fault.first else 1
+    end = max((n for n, line in enumerate(lines) if slip.last in line), default=0)
+    begin = max((n for n, line in enumerate(lines[:end]) if slip.first in line), default=0) if slip.first else 1
     text = "\n".join(lines[begin : end + 1])
     text = re.sub(r"s \* scale if allowed\([^)]*\) else real\(-math\.inf\)", "s * scale", text)
     text = re.sub(r"is_allowed = allowed.*\n *S\[h, row, col\] = .*", "S[h, row, col] = acc * scale", text)
     text = re.sub(r"acc \* scale if allowed\([^)]*\) else real\(-math\.inf\)", "acc * scale", text)
     text = re.sub(r" \* keep\([^)]*\)", "", text)
+    text = re.sub(r"(?<=[\[ ])g(?=,)", "h", text).replace(" mask, ", " ")
     return textwrap.dedent(text).splitlines()
 
 
@@ -78,8 +82,8 @@ BARRIER_2 = (
     "            cuda.syncthreads()                               # nobody still reads what the next step overwrites\n"
 )
 
-FAULTS = (
-    Fault(
+SLIPS = (
+    Slip(
         "l_not_rescaled",
         "the loop over tiles of keys of `flash2`",
         "flash2",
@@ -94,10 +98,10 @@ FAULTS = (
             ("nan", "l is too large, not 0"),
         ),
         "m_new = m_i",
-        "m_i = m_new",
+        "cuda.syncthreads()",
         "no",
     ),
-    Fault(
+    Slip(
         "O_not_rescaled",
         "the loop over tiles of keys of `flash2`",
         "flash2",
@@ -113,10 +117,10 @@ FAULTS = (
             ("every row is wrong", "where the first tile holds the maximum `old` is 1"),
         ),
         "m_new = m_i",
-        "m_i = m_new",
+        "cuda.syncthreads()",
         "no",
     ),
-    Fault(
+    Slip(
         "no_barrier_1",
         "the scores of `tiled`",
         "tiled",
@@ -131,7 +135,7 @@ FAULTS = (
         "S[h, row, col]",
         "no",
     ),
-    Fault(
+    Slip(
         "no_barrier_2",
         "the scores of `tiled`",
         "tiled",
@@ -146,7 +150,7 @@ FAULTS = (
         "S[h, row, col]",
         "no",
     ),
-    Fault(
+    Slip(
         "barrier_in_guard",
         "the loop over tiles of keys of `flash2`",
         "flash2",
@@ -160,7 +164,7 @@ FAULTS = (
         "for e in range(r",
         "m_new = max(m_new, s)",
     ),
-    Fault(
+    Slip(
         "columns_of_K",
         "the scores of `tiled`",
         "tiled",
@@ -178,7 +182,7 @@ FAULTS = (
         "S[h, row, col]",
         "no",
     ),
-    Fault(
+    Slip(
         "half_a_guard",
         "the scores of `naive`",
         "naive",
@@ -187,10 +191,15 @@ FAULTS = (
         "if i < N:",
         "bounds",
         "the guard checks the query and not the key",
-        "threads beyond the last key load rows of K that are not there; a GPU would read whatever lies behind",
-        (("only idle threads", "they are not idle: they load and store"),),
+        "threads beyond the last key load rows of K that are not there, and store S[h, i, j] with j ≥ N_k: on a GPU "
+        "that is no error but the start of row i + 1, so that right scores are overwritten; after the last row it is "
+        "memory beyond S",
+        (
+            ("only idle threads", "they are not idle: they load and store"),
+            ("only wrong loads", "what they load is theirs alone; their stores hit the scores of the next row"),
+        ),
     ),
-    Fault(
+    Slip(
         "m_from_0",
         "the statistics of `online_softmax`",
         "online_softmax",
@@ -206,7 +215,7 @@ FAULTS = (
         ),
         bill="no",
     ),
-    Fault(
+    Slip(
         "statistics_not_rescaled",
         "the statistics of `online_softmax`, whose tile is one score",
         "online_softmax",
@@ -219,7 +228,7 @@ FAULTS = (
         (("every row is wrong", "not where the first score is the largest"),),
         bill="no",
     ),
-    Fault(
+    Slip(
         "whole_tile",
         "the loop over tiles of keys of `flash2`",
         "flash2",
@@ -231,11 +240,11 @@ FAULTS = (
         "rows of K_j and V_j that this tile did not fill count as keys: those of the tile before, or nan",
         (("an index out of range", "K_j and V_j have Bc rows; the index is inside, the contents are old"),),
         "for e in range(r",
-        "m_i = m_new",
+        "cuda.syncthreads()",
         "no",
         2,
     ),
-    Fault(
+    Slip(
         "l_not_stored",
         "the end of the loop over queries of `flash` (Algorithm 1)",
         "flash",
@@ -246,11 +255,11 @@ FAULTS = (
         "l_i is not stored (line 13)",
         "the next tile of keys loads the old l, 0, and forgets all tiles before it",
         (("only where m rises", "l is lost whatever m does"), ("the bill stays", "Tc·N stores of l are missing")),
-        "m_new = max(m_i, m_tile)",
+        "if l_tile != ",
         "m[h, i] = m_i",
         "yes",
     ),
-    Fault(
+    Slip(
         "no_D",
         "the kernel of `flash2` that owns dQ",
         "flash2_backward",
@@ -261,11 +270,11 @@ FAULTS = (
         "D_i is not subtracted from dp",
         "the weights of a row depend on each other through their sum; dS, and with it dQ, is wrong",
         (("dK is wrong, too", "another kernel owns dK, with a dS of its own"),),
-        "for c in range(min(Bc, keys - j))",
-        "dQ_i[t] += ds",
+        "for j in range(0, keys",
+        "dQ[h, i, t] = ",
         "no",
     ),
-    Fault(
+    Slip(
         "L_without_m",
         "the end of `flash2`",
         "flash2",
@@ -283,26 +292,27 @@ FAULTS = (
 )
 
 
-def one_of(faults):
-    """A question on one of the faults of the same lines, so that no exam shows these lines twice."""
+def one_of(slips):
+    """A question on one of the slips of the same lines, so that no exam shows these lines twice."""
 
     def make(rng):
-        fault = rng.choice(faults)
-        others = rng.sample(sorted(set(SYMPTOMS) - {fault.symptom}), 4)
-        choices, letter = lettered(rng, SYMPTOMS[fault.symptom], [SYMPTOMS[other] for other in others])
+        slip = rng.choice(slips)
+        others = rng.sample(sorted(set(SYMPTOMS) - {slip.symptom} - GPU_MAY_SHOW.get(slip.symptom, set())), 4)
+        choices, letter = lettered(rng, SYMPTOMS[slip.symptom], [SYMPTOMS[other] for other in others])
         parts = [Part("Which symptom shows it?", letter, 2)]
-        if fault.bill:
-            parts.append(Part("Does the HBM bill change (yes or no)?", fault.bill))
+        if slip.bill:
+            parts.append(Part("Does the HBM bill change (yes or no)?", slip.bill))
         return {
-            "text": f"From {fault.where}, with one fault planted: a line is wrong, missing, or at the wrong place "
-            "(masks and dropout are left out). Say in one or two sentences what is wrong and what goes wrong then.\n\n"
-            + "\n".join(f"    {line}" for line in snippet(fault)),
+            "text": f"From {slip.where}, with one fault planted: a line is wrong, missing, or at the wrong place "
+            "(masks and dropout are left out, and each head has its own K and V). Say in one or two "
+            "sentences what is wrong and what goes wrong then.\n\n"
+            + "\n".join(f"    {line}" for line in snippet(slip)),
             "choices": choices,
             "parts": tuple(parts),
-            "open": ((1, f"what is wrong: {fault.what}"), (1, f"what goes wrong: {fault.then}")),
-            "why": f"{_sentence(fault.what)} {_sentence(fault.then)}",
-            "wrong": fault.wrong,
-            "facts": {"fault": fault.name},
+            "open": ((1, f"what is wrong: {slip.what}"), (1, f"what goes wrong: {slip.then}")),
+            "why": f"{_sentence(slip.what)} {_sentence(slip.then)}",
+            "wrong": slip.wrong,
+            "facts": {"slip": slip.name},
         }
 
     return make
@@ -314,7 +324,7 @@ def _sentence(text):
     return (text if "_" in first or (len(first) == 1 and first != "a") else text[0].upper() + text[1:]) + "."
 
 
-for _name, _lesson, _faults in (
+for _name, _lesson, _slips in (
     ("code_scores", "00, part 3; 02, part 2", ["half_a_guard"]),
     ("code_tiled", "03, parts 2 and 7", ["no_barrier_1", "no_barrier_2", "columns_of_K"]),
     ("code_statistics", "04, parts 6 and 7", ["m_from_0", "statistics_not_rescaled"]),
@@ -323,4 +333,4 @@ for _name, _lesson, _faults in (
     ("code_L", "04, part 5; 07, part 4", ["L_without_m"]),
     ("code_dQ", "07, parts 2 and 7", ["no_D"]),
 ):
-    question("code", _lesson, 5, _name)(one_of([fault for fault in FAULTS if fault.name in _faults]))
+    question("code", _lesson, 5, _name)(one_of([slip for slip in SLIPS if slip.name in _slips]))

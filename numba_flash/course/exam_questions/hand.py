@@ -56,7 +56,7 @@ def trace(rng):
 
 @question("hand", "04, part 5; 11, part 3", 5)
 def merging(rng):
-    sums = rng.sample(range(1, 10), 2)
+    sums = rng.choice([(a, b) for a in range(1, 10) for b in range(1, 10) if max(a, b) >= 2 * min(a, b)])
     outs = rng.sample(range(12, 24, 2), 2)  # so close that a third of their sum is below both
     parts = [(np.array([[float(O)]]), np.array([math.log(s)])) for O, s in zip(outs, sums, strict=True)]
     out, lse = merge(*parts[0], *parts[1])
@@ -125,7 +125,7 @@ def causal_rows(rng):
         "wrong": (
             (f"{min(N_k, i + 1)} keys for query {i}", "aligned at the top left, as PyTorch's is_causal does")
             if min(N_k, i + 1) != seen[i]
-            else (f"{i} keys for query {i}", "a query sees the key at its own place, too"),
+            else (f"{seen[i] - 1} keys for query {i}", "a query sees the key that is aligned with it, too"),
         ),
         "facts": {"n": N, "n_k": N_k, "i": i},
     }
@@ -133,12 +133,14 @@ def causal_rows(rng):
 
 @question("hand", "04, last part; 05, part 2", 5)
 def line_12(rng):
-    l, l_tile, rise = rng.choice((4, 6, 8)), rng.choice((1, 2, 3)), rng.choice((1, 2))
+    l, rise = rng.choice((4, 6, 8)), rng.choice((1, 2))
+    l_tile = rng.choice([tile for tile in (1, 2, 3) if l != Fraction(l, 2**rise) + tile])  # else the factor is `old`
     O, O_tile = 8 * rng.randrange(1, 5), 8 * rng.randrange(5, 9)
     old = Fraction(1, 2**rise)
     l_new = old * l + l_tile
     factor = old * l / l_new
     result = factor * O + l_tile / l_new * O_tile
+    below = l_new if l_new.denominator == 1 else f"({l_new})"
     return {
         "text": f"Line 12 of Algorithm 1, d = 1. So far m_i = 0, l_i = {l} and O_i = {O}, already divided by l_i. A "
         f"tile comes with m_tile = {power(rise)} and l_tile = {l_tile}; alone it would give the output {O_tile}, that "
@@ -149,8 +151,8 @@ def line_12(rng):
             Part("the new O_i", number(result), 2),
         ),
         "why": f"m_new = {power(rise)}, exp(m_i − m_new) = {old}, l_new = {old}·{l} + {l_tile} = {l_new}. "
-        f"The old O_i is multiplied by {old * l}/({l_new}) = {factor}; "
-        f"O_i = ({old}·{l}·{O} + {l_tile * O_tile})/({l_new}) = {result}.",
+        f"The old O_i is multiplied by {old * l}/{below} = {factor}; "
+        f"O_i = ({old}·{l}·{O} + {l_tile * O_tile})/{below} = {result}.",
         "wrong": (
             (f"the factor {old}", "that is for l·O, as in FlashAttention-2; Algorithm 1 stores O divided by l"),
             (f"l_new = {l + l_tile}", "the old sum was not rescaled"),

@@ -191,7 +191,7 @@ def statements(pool):
         drawn = [rng.choice([s for s in pool if s[1]]), rng.choice([s for s in pool if not s[1]])]
         drawn += rng.sample([s for s in pool if s not in drawn], 2)
         rng.shuffle(drawn)
-        verdicts = "; ".join(f"({letter}) {why}" for letter, (_, _, why, _) in zip("abcd", drawn, strict=True))
+        verdicts = " ".join(f"({letter}) {why}" for letter, (_, _, why, _) in zip("abcd", drawn, strict=True))
         return {
             "text": "True or false? Give for each a reason of one sentence.",
             "parts": tuple(Part(text, "true" if truth else "false") for text, truth, *_ in drawn),
@@ -221,7 +221,7 @@ WRONG_SENTENCES = {
     "It leaves out scores that hardly matter, and so does less work.": "took it for sparse attention",
     "It replaces the N × N matrix P by two factors of low rank.": "took it for a low-rank approximation",
     "It computes the same products with fewer operations, by an identity of the softmax.": (
-        "took the online softmax for a saving of FLOPs; it adds some"
+        "took the online softmax for a saving of FLOPs; it saves next to none"
     ),
     "It computes in half precision, and so moves half of the bytes.": "took precision for the reason; the dtype is "
     "free",
@@ -247,23 +247,28 @@ def best_sentence(rng):
     }
 
 
-# claim: (the experiment that decides, what it shows)
+# claim: (the experiment that decides, what it shows, what it would show if the claim were true)
 EXPERIMENTS = {
     "FlashAttention approximates the softmax": (
         "Run it in float32 and in float64, and compare both with a reference in float64.",
-        "The error shrinks with the digits: below 10⁻¹² of the largest output in float64. That of a method would stay.",
+        "The error shrinks with the digits: below 10⁻¹² of the largest output in float64.",
+        "An error in float64 about as large as in float32, since more digits do not mend a method.",
     ),
     "FlashAttention is fast because it performs fewer operations": (
         "Count the floating-point operations of both, forward and backward.",
         "About as many forward, and more in a training step: 7 products for 6.",
+        "Clearly fewer operations than in standard attention, by about the factor by which it is faster.",
     ),
     "FlashAttention saves bytes because its tensors have smaller elements": (
         "Look at the size of an element of each tensor in its bill, beside the number of elements moved.",
         "Elements of 4 bytes in float32, as in naive; it is their number that falls.",
+        "Elements of 1 or 2 bytes where the input has 4, and about as many of them moved as in naive.",
     ),
     "FlashAttention holds parts of S in the memory of the CPU": (
         "List the launches between input and output, and the tensors that each of them touches.",
-        "One launch, and no tensor but Q, K, V, O and L, all on the GPU.",
+        "All tensors are on the GPU, and S is none of them. flash2 has one launch, with Q, K, V, O and L; flash has "
+        "two, the first for line 2 of Algorithm 1, with l and m in place of L.",
+        "Parts of S among the tensors, and between launches copies of them to the CPU and back.",
     ),
 }
 NO_EXPERIMENT = "Time both on a GPU, and compare the times."
@@ -272,8 +277,8 @@ NO_EXPERIMENT = "Time both on a GPU, and compare the times."
 @question("kind", "06, part 2", 4)
 def experiment(rng):
     claim = rng.choice(sorted(EXPERIMENTS))
-    right, shows = EXPERIMENTS[claim]
-    others = [what for what, _ in EXPERIMENTS.values() if what != right]
+    right, shows, if_true = EXPERIMENTS[claim]
+    others = [what for what, *_ in EXPERIMENTS.values() if what != right]
     choices, letter = lettered(rng, right, [*others, NO_EXPERIMENT])
     return {
         "text": f'A colleague says: "{claim}." Which experiment could refute this claim? What does it show, and what '
@@ -282,9 +287,10 @@ def experiment(rng):
         "parts": (Part("the letter", letter, 2),),
         "open": (
             (1, f"what it shows: {shows}"),
-            (1, "what it would show if the claim were true: the opposite of that"),
+            (1, f"what it would show if the claim were true: {if_true}"),
         ),
-        "why": f"A claim is tested by what would come out otherwise if it were false. {shows}",
+        "why": f"A claim is tested by what would come out otherwise if it were false. {shows} If the claim "
+        f"were true: {if_true[0].lower()}{if_true[1:]}",
         "wrong": tuple(
             (name, "a time does not say where it comes from" if text == NO_EXPERIMENT else "tests another claim")
             for name, text in choices
@@ -331,7 +337,7 @@ def same_function(rng):
 
 @cache
 def approximations(seed):
-    """Largest error over largest |O| of four methods in float32 and float64, N = 64, d = 16 -> {method: (…, …)}."""
+    """Largest error over largest |O| of five methods in float32 and float64, N = 64, d = 16 -> {method: (…, …)}."""
     q, k, v = np.random.default_rng(seed).standard_normal((3, 64, 16))
     q *= 2
 
@@ -354,12 +360,17 @@ def approximations(seed):
         A, sizes, B = np.linalg.svd(whole(q, k, v))
         return (A[:, :8] * sizes[:8]) @ (B[:8] @ v)
 
+    def dropped(q, k, v):
+        P = whole(q, k, v)
+        return np.where(P < 3e-6, 0, P) @ v
+
     i, j = np.indices((64, 64))
     methods = {
         "tiles of 16": lambda *x: in_tiles(*x, 16),
         "tiles of 5": lambda *x: in_tiles(*x, 5),
         "window": lambda q, k, v: whole(q, k, v, abs(i - j) <= 8) @ v,
         "rank 8": low_rank,
+        "weights below 3·10⁻⁶ dropped": dropped,
     }
     truth = whole(q, k, v) @ v
     narrow = [x.astype(np.float32) for x in (q, k, v)]
@@ -377,29 +388,34 @@ def read_errors(rng):
     rng.shuffle(names)
 
     def shown(error):
-        return next(
-            (f"below 10⁻{power}" for power in ("¹²", "⁴") if error < 10 ** -{"¹²": 12, "⁴": 4}[power]), "0.1 or more"
-        )
+        return "below 10⁻¹²" if error < 1e-12 else "10⁻⁷ to 10⁻⁵" if 1e-7 < error < 1e-5 else "0.1 or more"
 
     rows = "\n".join(
-        f"    {label:<7}  {shown(errors[name][0]):<12}  {shown(errors[name][1])}"
-        for label, name in zip("abcd", names, strict=True)
+        f"    {label:<7}  {shown(errors[name][0]):<13}  {shown(errors[name][1])}"
+        for label, name in zip("abcde", names, strict=True)
     )
     return {
-        "text": "Four programs for the same attention layer, each compiled for float32 and for float64. Their largest "
-        f"error against a reference in float64, over the largest |O|:\n\n    program  float32       float64\n{rows}\n\n"
+        "text": "Five programs for the same attention layer, each compiled for float32 and for float64. Their largest "
+        f"error against a reference in float64, over max|O|:\n\n    program  float32        float64\n{rows}\n\n"
         "For each: does it compute the same function as the reference (yes or no)? Which column tells, and why not the "
         "other?",
         "parts": tuple(
-            Part(f"program {label}", "no" if errors[n][1] > 1e-3 else "yes")
-            for label, n in zip("abcd", names, strict=True)
+            Part(f"program {label}", "no" if errors[n][1] > 1e-12 else "yes")
+            for label, n in zip("abcde", names, strict=True)
         ),
         "open": (
             (1, "the float64 column: an error of rounding shrinks with the digits, one of the method does not"),
-            (1, "the float32 column alone cannot tell a slightly wrong method from rounding"),
+            (
+                1,
+                "three programs look alike in float32, one slightly wrong: only more digits tell that from rounding",
+            ),
         ),
-        "why": f"{', '.join(f'({label}) {name}' for label, name in zip('abcd', names, strict=True))}. In tiles with "
-        "an online softmax the function is the same; a window and a low rank change it.",
-        "wrong": (("no, for an error below 10⁻⁴ in float32", "takes rounding of seven digits for an approximation"),),
+        "why": f"{', '.join(f'({label}) {name}' for label, name in zip('abcde', names, strict=True))}. In tiles with "
+        "an online softmax the function is the same. A window, a low rank and dropped weights change it, the last so "
+        "little that it looks like rounding, until there are more digits.",
+        "wrong": (
+            ("no, for 10⁻⁷ to 10⁻⁵ in float32 alone", "takes rounding of seven digits for an approximation"),
+            ("yes, for 10⁻⁷ to 10⁻⁵ in float64", "takes a small error for rounding, which float64 makes far smaller"),
+        ),
         "facts": {"seed": seed, "names": names},
     }

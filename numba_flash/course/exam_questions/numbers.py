@@ -53,7 +53,7 @@ def tiled_bill(rng):
         "why": f"⌈N/T⌉ = {tiles(N, T)} and ⌈d/T⌉ = {tiles(d, T)}. Q and V: N·d·⌈N/T⌉. P: N²·⌈d/T⌉, once per column of "
         "tiles of O. S: 3N², as before: tiles do not help softmax.",
         "wrong": (
-            (f"{N * N * d // T:,} for Q", "N²d/T, without rounding up: T does not divide N"),
+            (f"{N * N * d / T:,.10g} for Q", "N²d/T, without rounding up: T does not divide N"),
             (f"{N * N * tiles(N, T):,} for P", "took tiles along N; O has ⌈d/T⌉ columns of tiles"),
             (f"{N * N:,} for S", "thought that tiles save the passes of softmax"),
         ),
@@ -152,7 +152,7 @@ def tile_moves(rng):
         "wrong": (
             (f"{2 * Tr * Tc + 2 * Tc:,} for Algorithm 1", "forgot that O is read before it is rescaled"),
             (
-                f"{3 * Tr * Tc + 2 * Tr:,} with Q outside",
+                f"{3 * Tr * Tc + Tr:,} with Q outside",
                 "stored O at each step; it stays in registers until the last key",
             ),
         ),
@@ -245,15 +245,17 @@ def kept_between(rng):
     N, heads, batch = 1024 * rng.choice((2, 4, 8, 16, 32)), rng.choice((8, 12, 16)), rng.choice((1, 4, 16))
     P, L = (sum(kept(stage, n=N, heads=heads, batch=batch).values()) for stage in ("naive", "flash2"))
     return {
-        "text": f"Batch {batch}, {heads} heads, N = {N:,}, elements of 2 bytes. Between forward and backward pass a "
-        "stage keeps Q, K, V, O, and more. How many bytes more does",
-        "parts": (Part("`naive` keep?", 2 * P, 2), Part("`flash2` keep?", 2 * L, 2)),
+        "text": f"Batch {batch}, {heads} heads, N = {N:,}. Elements have 2 bytes, those of L 4 (float32). Between "
+        "forward and backward pass a stage keeps Q, K, V, O, and more. How many bytes more does",
+        "parts": (Part("`naive` keep?", 2 * P, 2), Part("`flash2` keep?", 4 * L, 2)),
         "open": ((1, "what `flash2` does in the backward pass with what it kept: P = exp(S − L), S from Q and K"),),
         "also": "What does `flash2` do in the backward pass with what it kept?",
-        "why": "naive keeps P, N² elements per head; flash2 keeps L, N per head. The quotient is N.",
+        "why": "naive keeps P, N² elements of 2 bytes per head; flash2 keeps L, N of 4 bytes per head. The quotient is "
+        "N/2. L stands in an exponent, where its rounding error becomes a relative error of P: hence float32.",
         "wrong": (
             (f"{4 * P:,} for naive", "kept S too; the gradients need P alone"),
             ("0 for flash2", "forgot L, without which P cannot be formed in one go"),
+            (f"{2 * L:,} for flash2", "took L in half precision"),
         ),
         "facts": {"n": N, "heads": heads, "batch": batch},
     }
@@ -377,7 +379,7 @@ def dropout_bytes(rng):
         "generator whose counter is (i, j, head): nothing is stored.",
         "wrong": (
             (f"{24 * N * N:,}", "gave Z elements of 4 bytes"),
-            (f"{N * N:,} or more for flash2", "thought that Z must be kept to be the same in both passes"),
+            (f"{3 * N * N:,} for flash2", "stored Z, and loaded it in both kernels of the backward pass"),
         ),
         "facts": {"n": N, "d": d},
     }
