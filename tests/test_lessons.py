@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -809,19 +811,46 @@ def listing(*lines, number=98):
 
 
 def test_the_comments_of_a_listing_are_in_one_column():
-    long = "    cuda.syncthreads()  # nobody still reads what the next step of the walk along d overwrites"
+    long = "    cuda.syncthreads()  # nobody still reads what the next step of the walk overwrites"
     printed = listing("for t0 in range(0, Q.shape[2], T):  # walk", long, "    x = 1", "# alone")
     assert [line[:6] for line in printed] == ["  98  ", "  99  ", "      ", " 100  ", " 101  "]
     assert [line.index("#") for line in printed if "#" in line] == [42, 42, 42, 6]
     assert " ".join(line.partition("# ")[2] for line in printed[1:3]) == long.partition("# ")[2]
 
 
+def test_a_comment_above_its_line_has_the_number_of_the_line():
+    said = "nobody still reads what the next step of the walk along d overwrites, in any of the tiles that are left"
+    walk = f"{'for t0 in range(0, Q.shape[2], T):':<60}  # walk"
+    printed = listing("i = 1  # one", walk, f"    cuda.syncthreads()  # {said}", number=7)
+    above = [at for at, line in enumerate(printed) if not re.match(r" +\d", line)]
+    assert above == [2, 3] and printed[4].split() == ["9", "cuda.syncthreads()"]
+    assert " ".join(printed[at].strip(" #") for at in above) == f"9: {said}"
+    assert all(printed[at].index("#") == printed[4].index("cuda") for at in above)
+
+
+def test_a_comment_takes_two_lines_beside_its_own_at_most():
+    """In every kernel of every stage, as `listing` and the lessons print them: beside a bar, and without."""
+    stages = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "numba_flash" / "stages").glob("*.py"))
+    kernels = re.findall(r"(?ms)^    @cuda\.jit\n.*?(?=\n\n    return)", stages)
+    assert len(kernels) > 30
+    for kernel, bar in product(kernels, (0, 16)):
+        lines = textwrap.dedent(kernel).splitlines()
+        margin = [(" " * bar, "")]
+        printed = [text.plain for text in report.source_lines(lines, 90, 80, margin=lambda at, left=margin: left)]
+        assert max(map(len, printed)) <= 80 and not any(line.endswith(" ") for line in printed)
+        more = [bool(re.match(r" +# (?!\d+: )", line)) for line in printed]
+        assert not any(one and next_too for one, next_too in pairwise(more)), kernel
+        assert [int(m[1]) for line in printed if (m := re.match(r" +(\d+)  ", line))] == [*range(90, 90 + len(lines))]
+
+
 def test_a_listing_keeps_within_the_width():
     code = "    K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)"
     assert listing(code, number=53) == [f" 53  {code}"]
     assert listing("    " + code + " + more", number=53)[1].strip() == "+ more"
+    folded = listing("if x:  # short", "    z = 2" + " + 2" * 18 + "  # " + "w" * 40)
+    assert [line.partition("#")[2] for line in folded] == [" short", "", " " + "w" * 40]
     above = listing("if x:  # short", "    z = 2" + " + 2" * 14 + "  # " + "w" * 40)
-    assert [line.partition("#")[2] for line in above] == [" short", " " + "w" * 40, ""]
+    assert [line.partition("#")[2] for line in above] == [" short", " 99: " + "w" * 40, ""]
     end = listing("P[h, i, j] = math.exp(S[h, i, j] - m) / (l + 12345678)  # Alg. 0, l. 2")
     assert len(end) == 1 and end[0].endswith(")  # Alg. 0, l. 2")
 
