@@ -148,6 +148,44 @@ def test_what_is_counted_is_said_once(name):
     assert out.count("One access of one element of a kernel argument by one thread = one load or store.") == 1
 
 
+def test_names_of_a_listing_are_explained_before_it():
+    """In backquotes, in this lesson or an earlier one, or by the line that defines them."""
+    names = ["weight", "allowed", "keep", "visited", "seen", "first", "load_or_zero"]
+    names += ["mask", "block_mask", "g", "b", "acc", "real", "p_drop"]
+    explained = set()
+    for name in LESSONS:
+        for line in short(name)[1].splitlines():
+            explained |= set(re.findall(r"`(\w+)", line)) | set(re.findall(r"\bdef (\w+)\(", line))
+            code = re.match(r" +\d+  (.*?)(  #|$)", line)
+            calls = r"(?=\()" if re.search(r"\bdef ", line) else ""  # of a header, whose arguments come with it
+            used = set(re.findall(rf"\b(?:{'|'.join(names)})\b(?! {{2}}){calls}", code[1])) if code else set()
+            if code and re.search(r"[=(]", code[1]):
+                assert used <= explained, (name, line)
+    assert set(names) <= explained
+
+
+def test_numbered_algorithms_are_introduced_before_the_listing():
+    """Alg. 1 means another paper's in the second half of lesson 05."""
+    out = " ".join(short("05_flash.py")[1].split())
+    first, second = (out[out.index(title) :] for title in ("2. Algorithm 1", "7. FlashAttention-2's kernel"))
+    first, second = (part[: part.index("cuda.shared.array")] for part in (first, second))
+    assert '"Alg. 1" in a comment is the table above' in first and '"Alg. 2, l. 14" is' in first
+    assert re.search('"Alg. 1" is that of the FlashAttention-2 paper', second)
+    assert '"Alg. 2 of the paper, l. 14" is' in second and '"Alg. 5 of the paper, l. 8" ' in second
+    for name in ("09_dropout.py", "10_block_sparse.py"):
+        out = " ".join(short(name)[1].split())
+        assert "lesson 05, part 7" in out[: out.index("# Alg. 1, l. ")]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_check_yourself_can_be_checked(name):
+    end = short(name)[1].split("Check yourself")[1].split("Exercises:")[0]
+    assert re.search(r"nf\.|--\w|line 12 of the\s+table", end)
+    program = "\n".join(re.findall("^ {5}(.*)$", end, re.MULTILINE))
+    if program and "..." not in program and "=T)" not in program:
+        exec(program, {})
+
+
 @pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
 def test_a_fault_on_purpose_is_introduced(name):
     lines = short(name)[1].splitlines()
