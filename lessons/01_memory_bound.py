@@ -64,7 +64,7 @@ write? And which share of those are elements of S and P?
         nf.flops("naive", n=x.N, d=x.d, heads=x.H), "N²(2d + 1) + 7N² + 2N²d for each head.",
         "Count for one element of S, one of P and one of O. How many of each are there?",
         {x.H * x.N**2 * 4 * x.d: "Those are the two products. The scale and softmax count, too.",
-         x.H * x.N**2 * (4 * x.d + 7): "Nearly: sums start from 0, so d products take d sums, and then comes the scale.",
+         x.H * x.N**2 * (4 * x.d + 7): "Nearly: sums start from 0, so d products take d sums, plus the scale.",
          **dict.fromkeys((x.H * (x.N**2 * (4 * x.d + 7) - x.N * x.d - more * x.N) for more in (0, 1, 2)),
                          "Nearly: sums start from 0, so n numbers take n sums, and not n - 1."),
          x.H * x.N**2 * (4 * x.d + 1): "That leaves out softmax.",
@@ -180,8 +180,8 @@ this.show(report.table(["step", "its traffic takes", "bound by"], [
      bound_by[step]] for step, (low, _) in ratios.items()
 ]), "")
 this.text(f"""
-There is no factor where softmax takes part: nobody publishes how fast its 7 operations per score are. Two guesses
-enclose it.
+There is no factor where softmax takes part: how fast its 7 operations per score run depends on the instructions. Two
+guesses enclose it.
 
     fast   all 7 run at {FP32 / 1e12} TFLOP/s, the full rate
     slow   4 run at a half of it: the full rate counts a product and a sum

@@ -252,7 +252,7 @@ this.ask("",
 this.text(f"""
 flash wins where M is larger than ¾·d·(2d + Br): with large d, than 1.5 d². The formula leaves out that a tile has
 whole keys and that Tc is rounded up, and it leaves out l, m, and what does not grow like N². So the table below, which
-is exact, needs a little more shared memory.
+is exact, asks for a little more shared memory.
 
 The paper's Theorem 2 gives the growth: accesses in proportion to N²d²/M with FlashAttention, to Nd + N² without, for
 d ≤ M ≤ Nd. By its Proposition 3, no exact algorithm can stay below the order of N²d²/M for all these M.

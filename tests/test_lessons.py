@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import os
 import re
 import select
@@ -184,6 +185,16 @@ def test_check_yourself_can_be_checked(name):
     program = "\n".join(re.findall("^ {5}(.*)$", end, re.MULTILINE))
     if program and "..." not in program and "=T)" not in program:
         exec(program, {})
+
+
+@pytest.mark.parametrize("flags", [(), ("--blocks", "16,8")], ids=" ".join)
+def test_what_the_check_of_lesson_07_comes_to(flags):
+    out = " ".join(run("07_backward.py", *SHORT, *flags)[1].split())
+    blocks = (16, 8) if flags else None
+    assert f'direction="backward"{", blocks=(16, 8)" if flags else ""})' in out
+    bill = nf.predict("flash2", n=64, d=16, direction="backward", blocks=blocks).kernels["backward_dQ"]
+    change = 2 * 64**2 - sum(bill[tensor].loads for tensor in ("Q", "dO", "V", "L", "D"))
+    assert f"would change by {change:+,} elements" in out
 
 
 @pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
@@ -413,6 +424,8 @@ def test_the_four_claims(tmp_path):
     assert 0.95 < found["flops"]["flash"] / found["flops"]["naive"] < 1.05
     assert "times as much as Algorithm 0: it loses." in " ".join(out.split())
     assert "times as much: it does not lose." in " ".join(out.split())
+    assert re.search(r"^ flash2 +flash2 +\S+ × 1 × 1 +\d+ × 1 × 1 +Q K V O L$", out, re.MULTILINE)
+    assert "every tensor that these kernels load or store has elements of 4 bytes." in " ".join(out.split())
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -753,6 +766,15 @@ def played(tmp_path, name, keys):
     shown = re.sub(r"\x1b\[[\d;]*m", "", screen)
     assert max(map(len, shown.splitlines())) <= report.WIDTH
     return " ".join(shown.split()), json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_wrong_numbers_of_students_are_known():
+    """d - 1 sums for d products and the scale; m and l together, each loaded once per column of O."""
+    (flops, _), (*_, m_loads) = key("01_memory_bound.py"), key("04_online_softmax.py")
+    N, d, H = (flops["sizes"][name] for name in "NdH")
+    for typed in (4 * N * N * d + 7 * N * N, 4 * N * N * d + 7 * N * N - N * d):
+        assert "sums start from 0" in flops["wrong"][f"{float(H * typed):.15g}"]
+    assert "That is m and l." in m_loads["wrong"][f"{2.0 * math.prod(m_loads['sizes'][name] for name in 'HNd'):.15g}"]
 
 
 @unix_only
