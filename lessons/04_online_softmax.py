@@ -279,13 +279,13 @@ N, ⌈d/T⌉ along d; a block of `output` has T × T threads, and each of them r
     Question("m loads", x, "how many elements of m does `output` load? It has whole blocks of T × T threads.",
         there["m"].loads, "T·⌈d/T⌉ threads have the same query, and each loads its m: H·N·T·⌈d/T⌉.",
         "How many threads of `output` have the same query? Each loads m for itself.",
-        {x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
+        {2 * x.H * x.N: "So many m and l there are. The question is for m, and each thread loads it for itself.",
+         2 * x.H * x.N * across: "That is m and l, once per block. The question is for m, and each thread loads it.",
+         2 * x.H * x.N * x.d: "That is m and l. The question is for m; and threads past column d load it, too.",
+         x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
          x.H * x.N * across: "That is once per block. But each of T threads of a row loads it for itself.",
          x.H * x.N * x.d: "Threads past column d load it, too: a tile hangs over the edge.",
-         2 * there["m"].loads: "That is m and l together.",
-         2 * x.H * x.N: "So many m and l there are. The question is for m, and each thread loads it for itself.",
-         2 * x.H * x.N * across: "That is m and l, once per block. The question is for m, and each thread loads it.",
-         2 * x.H * x.N * x.d: "That is m and l. The question is for m; and threads past column d load it, too."}),
+         2 * there["m"].loads: "That is m and l together."}),
 )  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "as before", "N·d·⌈N/T⌉", N * d * Tr),
