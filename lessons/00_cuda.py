@@ -156,6 +156,9 @@ def row_sum(X, Y):
 
 
 this.part("One row per thread")
+this.text("""
+`float32(0)` is the number 0 in that type, of 32 bits.
+""")
 this.source(row_sum)
 this.text(f"""
 A grid may have up to three axes, x, y and z, and so may a block. X is an array of {H} × {N:,} × {d} numbers now.

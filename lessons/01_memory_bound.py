@@ -47,7 +47,8 @@ share = 4 * N * N * H / ideal.elements
 of_heads = f" The formulas are for one head, the figures for {H:,}." if H > 1 else ""
 this.part("A prediction: operations and elements")
 this.text("""
-FLOPs are floating-point operations: a product, sum, difference, quotient, maximum or exponential counts as 1.
+FLOPs are floating-point operations: a product, sum, difference, quotient, maximum or exponential counts as 1. A sum
+starts from 0, so d products take d sums, and a maximum starts from -∞.
 Softmax passes over a row of S three times, for m, for l and for P, and computes the exponential in each of the
 last two.
 
@@ -63,7 +64,9 @@ write? And which share of those are elements of S and P?
         nf.flops("naive", n=x.N, d=x.d, heads=x.H), "N²(2d + 1) + 7N² + 2N²d for each head.",
         "Count for one element of S, one of P and one of O. How many of each are there?",
         {x.H * x.N**2 * 4 * x.d: "Those are the two products. The scale and softmax count, too.",
-         x.H * x.N**2 * (4 * x.d + 7): "Nearly: each score is multiplied by the scale, too.",
+         x.H * x.N**2 * (4 * x.d + 7): "Nearly: sums start from 0, so d products take d sums, plus the scale.",
+         **dict.fromkeys((x.H * (x.N**2 * (4 * x.d + 7) - x.N * x.d - more * x.N) for more in (0, 1, 2)),
+                         "Nearly: sums start from 0, so n numbers take n sums, and not n - 1."),
          x.H * x.N**2 * (4 * x.d + 1): "That leaves out softmax.",
          x.H * x.N**2 * (4 * x.d + 5): "Softmax computes the difference and the exponential twice: 7 per score.",
          x.H * x.N**2 * (2 * x.d + 8): "A product of two numbers is one FLOP, and adding it is another."}),
@@ -159,7 +162,7 @@ this.show(*lesson.roofline(BANDWIDTH, roofs, intensity), "")
 
 products = {step: flops[step] / TENSOR for step in ("scores", "output")}
 fast = flops["softmax"] / FP32                               # each of its 7 operations at the rate of the datasheet
-slow = H * N * N * (4 + 3 * 4) / (FP32 / 2)                  # 4 without a fused multiply-add, 3 at a quarter of that
+slow = H * N * N * (4 + 3 * 4) / (FP32 / 2)                  # 4 at a half of the rate, 3 at an eighth
 arithmetic = {step: (work, work) for step, work in products.items()} | {"softmax": (fast, slow)}
 for name in ("Algorithm 0", "S, P on chip"):
     arithmetic[name] = tuple(sum(products.values()) + softmax for softmax in (fast, slow))
@@ -177,10 +180,16 @@ this.show(report.table(["step", "its traffic takes", "bound by"], [
      bound_by[step]] for step, (low, _) in ratios.items()
 ]), "")
 this.text(f"""
-There is no factor where softmax takes part. {FP32 / 1e12} TFLOP/s counts a fused multiply-add as two operations, and
-those of softmax are counted here one by one. Its exponentials and its quotient need special-function units, at
-a quarter of the float32 rate. "bound by" holds for all 7 operations at the full rate, and for 4
-at half of it and 3 at a quarter of that.
+There is no factor where softmax takes part: how fast its 7 operations per score run depends on the instructions. Two
+guesses enclose it.
+
+    fast   all 7 run at {FP32 / 1e12} TFLOP/s, the full rate
+    slow   4 run at a half of it: the full rate counts a product and a sum
+           in one instruction as two operations, and here each is alone
+           3 run at an eighth of it: the exponentials and the quotient need
+           special-function units, of which there are a quarter as many
+
+"bound by" says what comes out by both guesses.
 """)
 this.figures |= {"flops": flops, "moved": moved, "bound_by": bound_by}
 this.figures |= {"traffic_over_arithmetic": {step: ratios[step][0] for step in products}}

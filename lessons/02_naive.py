@@ -31,7 +31,15 @@ softmax, output = naive.make_softmax(float32), naive.make_output(float32)
 this.part("The scores, one thread per element")
 this.text("""
 The stage is in numba_flash/stages/naive.py. It has one kernel per step of Algorithm 0. The first computes the
-scores, S = scale·QKᵀ, with one thread per element of S:
+scores, S = scale·QKᵀ, with one thread per element of S.
+
+In its listing, `h` is the head. `g` is the head of K and V: in some models several heads of Q share one, but here
+there are as many, and g equals h. `mask`, its batch `b` and `allowed` are for masks, which hide keys (lesson 08): here
+`allowed` is True for every pair, and no mask is read. `real` is the type of the numbers, float32. `acc` is in a
+register. N queries meet `N_k` keys, here as many.
+
+A comment such as "Alg. 0, l. 1" names the line of the paper's algorithm, here its first step. Where a comment stands
+above its line, it begins with the number of that line.
 """)
 this.source(scores)
 this.text(f"""
@@ -46,18 +54,13 @@ blocks as cover S, ⌈N/{side}⌉ = {across:,} along x and as many along y; its 
 In a matrix x counts to the right: it is the column, here the key j. y counts downwards: it is the row, here the
 query i. So `j, i = cuda.grid(2)` has the column first, and S[h, i, j] has the row first. In the first block, the
 thread with x = 7 and y = 3 is the one for S[h, 3, 7]{"" if N > 7 else ", if S were that large"}.
-
-`h` is the head. `g` is the head of K and V: in some models several heads of Q share one, but here there are as
-many, and g equals h. `mask`, its batch `b` and `allowed` are for masks, which hide keys (lesson 08): here `allowed`
-is True for every pair, and no mask is read. `real` is the type of the numbers, float32. `acc` is in a register. A
-comment such as "Alg. 0, l. 1" names the line of the paper's algorithm.
 """)
 
 # %% The other two.
 this.part("Softmax and output")
 this.text("""
 Softmax has one thread per row of S. It passes over the row three times, for the maximum m, for the sum l, and
-for P:
+for P. `weight(s, m)` is exp(s - m), and 0 where s is -∞, as it is for a key that a mask hides:
 """)
 this.source(softmax)
 this.text("""

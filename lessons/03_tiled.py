@@ -27,8 +27,8 @@ this.text("""
 In the naive stage (lesson 02) each row of Q is fetched by N threads, each for itself, and so is each row of K.
 How much of that goes away if the threads of a block fetch together?
 
-Shared memory, tile and barrier are from lesson 00 (parts 4, 7 and 8), the square block and `g` from lesson 02
-(part 2).
+Shared memory, tile and barrier are from lesson 00 (parts 4, 7 and 8), the square block, `g`, `b`, `mask` and `allowed`
+from lesson 02 (part 2).
 """)
 
 # %% The kernel.
@@ -39,7 +39,8 @@ this.text(f"""
 Cut the N × N scores into tiles of T × T, here {T} × {T} (--blocks sets T). A block of T × T threads computes
 one tile of S, one element per thread. For that it needs T rows of Q and T rows of K. It reads them in tiles too:
 it walks along d, T columns at a time, and in each step the block loads one tile of Q and one of K into shared
-memory, one element of each per thread. (numba_flash/stages/tiled.py)
+memory, one element of each per thread. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge,
+and loads nothing there. (numba_flash/stages/tiled.py)
 """)
 this.source(scores)
 this.text("""
@@ -62,8 +63,7 @@ Shared memory has 32 banks, and a bank serves one address at a time. The comment
 a warp (lesson 00) may have to wait for each other; the bill does not see that, and a later lesson measures it.
 
 The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
-threads. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge, and loads nothing there. The
-product O = PV is computed in the same way, and softmax is the naive one.
+threads. The product O = PV is computed in the same way, and softmax is the naive one.
 """)
 
 # %% The prediction, by hand.

@@ -227,7 +227,7 @@ scores are far below it, all their exponentials are 0. Below -∞ there is nothi
 
 -∞ has a price: exp(-∞ - (-∞)) is nan again. It happens when every score so far is -∞, as it is where a product
 overflows, or where a mask hides a key (in a later lesson). So the kernels do not call exp themselves, but a
-function with a guard:
+function with a guard, `weight(s, m)`. (That of lesson 02 is the same.)
 """)
 this.source(make_weight(float32), "if s ==", "return math")
 hidden = np.array([-np.inf, -np.inf, 1, 2])
@@ -255,7 +255,8 @@ this.source(online_softmax.make_statistics(float32), "m_i = real", "l[h, i]")
 this.text("""
 This stage carries m and l along, and not O: it stops halfway, so that the next step is small. With m and l known,
 `output` passes over S a second time. It is the tiled product of lesson 03, except that it reads S and forms a
-tile of P on the way, in shared memory. P never reaches HBM. (`keep` is for dropout, lesson 09; without it, it is 1.)
+tile of P on the way, in shared memory. P never reaches HBM. (`keep`, `seed` and `p_drop` are for dropout, lesson 09;
+without it `keep` is 1. `row` is the query of a thread and `col` its column of O.)
 """)
 this.source(online_softmax.make_output(T, float32, make_keep(float32, 0)), "P_ij = cuda", "O[h, row")
 
@@ -265,7 +266,7 @@ x = this.draw(N=range(70, 200, 10), d=(12, 20, 28, 44), T=(8, 16), H=range(2, 7)
 there, across = nf.predict("online_softmax", n=x.N, d=x.d, heads=x.H, blocks=x.T), tiles(x.d, x.T)
 this.ask("""
 What changes against tiled's bill (lesson 03)? For one head: how often is each element of S loaded, in `statistics`
-and in `output`? And how many elements of m and l are stored, and how many loaded? ⌈N/T⌉ is the number of tiles along
+and in `output`? And how many elements of m and of l are stored, and how many loaded? ⌈N/T⌉ is the number of tiles along
 N, ⌈d/T⌉ along d; a block of `output` has T × T threads, and each of them runs the lines above.
 """,
     Question("S loads", x, "how many elements of S do the kernels load?",
@@ -278,7 +279,10 @@ N, ⌈d/T⌉ along d; a block of `output` has T × T threads, and each of them r
     Question("m loads", x, "how many elements of m does `output` load? It has whole blocks of T × T threads.",
         there["m"].loads, "T·⌈d/T⌉ threads have the same query, and each loads its m: H·N·T·⌈d/T⌉.",
         "How many threads of `output` have the same query? Each loads m for itself.",
-        {x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
+        {2 * x.H * x.N: "So many m and l there are. The question is for m, and each thread loads it for itself.",
+         2 * x.H * x.N * across: "That is m and l, once per block. The question is for m, and each thread loads it.",
+         2 * x.H * x.N * x.d: "That is m and l. The question is for m; and threads past column d load it, too.",
+         x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
          x.H * x.N * across: "That is once per block. But each of T threads of a row loads it for itself.",
          x.H * x.N * x.d: "Threads past column d load it, too: a tile hangs over the edge.",
          2 * there["m"].loads: "That is m and l together."}),

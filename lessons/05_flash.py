@@ -48,7 +48,12 @@ this.show(report.table(["line", "what it says"], [
 ]), "")
 this.text("""
 ("m_tile" and "l_tile" have a tilde in the paper.) Lines 10 to 12 are the trick of lesson 04. The tile gets a
-maximum of its own first, and O is divided by l at every tile. The kernel, whose comments name these lines:
+maximum of its own first, and O is divided by l at every tile.
+
+In the kernel `weight` is the guarded exp of lesson 04. `allowed` and `first` are for masks (lesson 08), `keep` is for
+dropout (lesson 09): without them, every pair is allowed, the first query that sees a tile of keys is query 0, and
+`keep` is 1. `N_k` is the number of keys and `g` the head of K and V, here N and h. "Alg. 1" in a comment is the table
+above. "Alg. 2, l. 14" is a line of the paper's Algorithm 2, which adds masks and dropout to Algorithm 1: the dropout.
 """)
 kernel = flash.make_forward(Br, Bc, d, float32, none.allowed, none.first(), none.keep(float32))
 this.source(kernel, "K_j = cuda", "nobody still reads")
@@ -56,10 +61,8 @@ this.text(f"""
 One block of Br = {plural(Br, "thread")} works on a head. In the table i and j number the tiles; in the kernel j is the
 first key of a tile, and i a query: thread r takes row r of each tile of queries, so its i goes in steps of Br. The
 threads fill K_j and V_j together. Of S_ij a thread uses its own column alone, so that no barrier is needed between
-storing it and loading it; neighbouring threads have neighbouring columns, and so neighbouring addresses. `weight` is
-the guarded exp of lesson 04. `allowed` and `first` are for masks (lesson 08), `keep` is for dropout (lesson 09):
-without them, every pair is allowed, the first query that sees a tile of keys is query 0, and `keep` is 1. `N_k` is the
-number of keys and `g` the head of K and V, here N and h. Line 2 is a small kernel of its own, `initialise`.
+storing it and loading it; neighbouring threads have neighbouring columns, and so neighbouring addresses. Line 2 is a
+small kernel of its own, `initialise`.
 """)
 
 # %% What lives where.
@@ -187,13 +190,19 @@ this.show(report.table(["tiles moved", "Q", "K", "V", "O", "together"], rows), "
 # %% flash2.
 this.part("FlashAttention-2's kernel")
 functions = none.allowed, none.seen, none.visited, none.keep(float32)
+this.text("""
+From here on "Alg. 1" is that of the FlashAttention-2 paper. (Its line 10 prints an inverse that does not belong there.)
+Two comments name the first paper, as "the paper": "Alg. 2 of the paper, l. 14" is dropout (lesson 09), and "Alg. 5 of
+the paper, l. 8" leaves out a tile (lesson 10).
+
+`seen` and `visited` are for masks. `keys` is how many keys this tile sees, all of them without a mask, and `visited` is
+true for every tile without a block mask, the array `block_mask`.
+""")
 this.source(flash2.make_forward(Br2, chosen2.Bc, d, float32, *functions), "K_j = cuda", "L[h, i]")
 predicted2 = nf.predict("flash2", n=N, d=d, heads=H, blocks=this.blocks)
 assert predicted2.elements == H * (2 * N * d + 2 * Tr2 * N * d + N)
 this.text(f"""
-(The lines are those of Algorithm 1 in the FlashAttention-2 paper, whose line 10 prints an inverse that does not belong
-there.) `keys` is how many keys this tile sees, all of them without a mask, and `visited` is true for every tile
-without a block mask (lesson 10). A block of threads has one tile of queries and walks through all keys. O_i holds l·O,
+A block of threads has one tile of queries and walks through all keys. O_i holds l·O,
 as in the trace of lesson 04, and is divided once. m and l never leave their thread; what leaves is O and L = m + log l,
 which the backward pass will need (lesson 07).
 

@@ -132,7 +132,8 @@ this.show(report.table(["line", "what it says"], [
 ]), "")
 this.text(f"""
 (rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, lessons 08
-and 09: here every pair is allowed, and z is 1.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile,
+and 09: here every pair is allowed, and z, from `keep`, is 1. `weight` is the guarded exp of lesson 04.) In our kernel
+a thread has one of the Bc = {flash_Bc} keys of a tile,
 c, and rows of its own of dK_j and dV_j.
 The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
 before these lines:
@@ -216,7 +217,7 @@ comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
     backward_dKdV  a block owns {plural(Bc, "key")}; the queries pass by; stores dK_j, dV_j
     backward_dQ    a block owns {f"{Br} queries" if Br > 1 else "1 query"}; the keys pass by; stores dQ_i
 
-The loop of backward_dQ:
+The loop of backward_dQ. "Alg. 2" in its comments is that of FlashAttention-2; `keep` is dropout, and 1 here:
 """)
 functions = none.allowed, none.seen, none.visited, none.keep(float32)
 this.source(flash2_backward.make_dQ(Br, STREAM, d, float32, *functions), "if i < N:", "Alg. 2, l. 15")
@@ -245,19 +246,28 @@ and L alone they would have to form it again.)
 this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
 this.show(report.bars(traffic), "")
 FP32, TENSOR, BANDWIDTH = 19.5e12, 312e12, 1.555e12          # NVIDIA A100 datasheet, as in lesson 01
+per_load = 4 * FP32 / BANDWIDTH, 2 * TENSOR / BANDWIDTH      # FLOPs in the time of a load, of 4 bytes and of 2
 ratio = rows[3][5] / rows[0][5]
 this.text(f"""
 (The bar of naive would be {rows[0][3] / rows[1][3]:.3g} times as long as that of tiled.) flash does {ratio:.2f} times
 the work of naive, and flash2 {rows[4][5] / rows[0][5]:.2f} times. In whole products: 2 forward and 4 backward are 6;
 with S once more 7; with S once more in each of two kernels, and dP in both, 9.
 
-When does it pay? Algorithm 3 loads or stores 7 elements per score, and the forward pass stores P for it. (A kernel that
-reads P, but fuses the rest, would still have a store and a load or two per score, and N² elements of memory.) Algorithm
-4 has 2d = {2 * d} FLOPs per score instead. An A100 has time for {FP32 / BANDWIDTH:.1f} FLOPs in float32 while one byte
-comes from HBM, so for {4 * FP32 / BANDWIDTH:.0f} in the time of one element: there a score computed again costs as much
-time as {2 * d / (4 * FP32 / BANDWIDTH):.2g} loads of one. On tensor cores it has time for {TENSOR / BANDWIDTH:.0f}
-FLOPs per byte, and for {2 * TENSOR / BANDWIDTH:.0f} in the time of an element of 2 bytes: there it costs as much as
-{2 * d / (2 * TENSOR / BANDWIDTH):.2g} loads. (Both are the peak rates of the datasheet.)
+When does it pay to compute S again? Compare what one score costs.
+
+    what is spared  Algorithm 3 loads or stores 7 elements per score, and the
+                    forward pass stores 1, of P: the time of 8 loads.
+    what is paid    one more product: 2d = {2 * d} FLOPs per score.
+
+How many loads would take as long as these FLOPs? By the peak rates of an A100 (its datasheet):
+
+    float32         In the time of one load, of 4 bytes, there is time for
+                    {per_load[0]:.0f} FLOPs. So {2 * d} FLOPs take as long as {2 * d / per_load[0]:.2g} loads.
+    tensor cores    In the time of one load, of 2 bytes, there is time for
+                    {per_load[1]:.0f} FLOPs. So {2 * d} FLOPs take as long as {2 * d / per_load[1]:.2g} loads.
+
+It pays where that is less than 8. (Against a kernel that reads P, but fuses the rest, it has to be less than 2 or 3: a
+store, and a load or two. That kernel would still need memory for N² elements.)
 """)
 
 # %% Memory.
@@ -338,6 +348,8 @@ then = nf.predict("flash2", n=N, d=d, heads=H, blocks=half, direction="both")
 longer = 2 * N if N <= 2048 else N // 2
 there = nf.predict("flash2", n=longer, d=d, direction="both", blocks=this.blocks)
 ideal_there = 11 * longer**2 + 12 * longer * d
+sides = f", blocks={tuple(this.blocks)}" if this.blocks else ""
+change = 2 * N * N - ((2 + Tr2) * N * d + 2 * N)             # dS stored and loaded; no Q, dO, V, L and D
 this.tries({
     f"--blocks={half[0]},{half[1]}": f"""Br = {half[0]} and Bc = {half[1]} in flash2: which lines of its bill change?
     Together {then.elements:,} elements instead of {predicted2.elements:,}.""",
@@ -346,6 +358,15 @@ this.tries({
 this.text(f"""
 Check yourself: a variant of flash2's backward pass stores dS, N × N, in backward_dKdV and lets backward_dQ read it. How
 many products are left? How many elements does it move more, and how many less? Would the bill be smaller at N = {N},
-with Tr = {Tr2} and d = {d}? The rows of backward_dQ in the bill above tell what is saved.
+with Tr = {Tr2} and d = {d}? Put into `spared` the tensors that backward_dQ need not read any more, and into `more` how
+many elements of dS move:
+
+    import numba_flash as nf
+    bill = nf.predict("flash2", n={N}, d={d}, direction="backward"{sides})
+    more, spared = ..., ["Q", ...]
+    more - sum(bill.kernels["backward_dQ"][x].loads for x in spared)
+
+The bill of one head would change by {change:+,} elements: that should come out. As many products are left as with the
+atomics of part 10.
 """)
 this.end()

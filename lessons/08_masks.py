@@ -31,13 +31,13 @@ Where does a mask enter a kernel, and what does it save?
 this.part("What a mask is")
 this.text("""
 A hidden key must get no weight: P_ij = 0. Softmax gives that if S_ij = -∞, since exp(-∞) = 0, and the other weights
-come out as if the key were not there. So each stage asks, for each score, a function `allowed`:
+come out as if the key were not there. So each stage asks, for each score, a function `allowed`.
+
+`causal` and `masked` are constants of the kernel: without a mask nothing is asked, and nothing is read. `mask` is an
+array of one byte per key, a row for each batch b.
 """)
 this.source(masks.make_allowed(1, 1))
 this.text("""
-`causal` and `masked` are constants of the kernel: without a mask nothing is asked, and nothing is read. `mask` is an
-array of one byte per key, a row for each batch b.
-
 With as many keys as queries, causal order lets query i see key j where j ≤ i. With N queries and N_k keys the last
 query is aligned with the last key, j ≤ i + N_k - N, as in the flash-attn package. (PyTorch's `is_causal` aligns the
 first query with the first key.) So `allowed` gets i + N_k - N for i.
@@ -197,8 +197,16 @@ this.tries({
     f"--blocks={other[0]},{other[1]}": f"""Smaller tiles of queries: {ratio[1] / ratio[0]:.3f} of K, but
     of {plural(ratio[0], "load")} instead of {dense["K"].loads // H:,}.""",
 })
-this.text("""
+this.text(f"""
 Check yourself: a window lets a query see the w keys up to itself, and hides the rest. Which keys does a tile of Br
 queries see? About how many elements does flash2 move then, for w much smaller than N, and how does that grow with N?
+Work it out, then ask, for other n, too. (A block mask, lesson 10, leaves out whole tiles.)
+
+    import numpy as np
+    import numba_flash as nf
+    n, w, T = 1024, 64, 8                # tiles of T × T
+    i, j = np.ogrid[: n // T, : n // T]  # tile i of the queries, j of the keys
+    window = (j <= i) & ((i - j) * T < w + T - 1)
+    nf.predict("flash2", n=n, d={d}, blocks=(T, T), block_mask=window).elements
 """)
 this.end()

@@ -74,7 +74,8 @@ this.part("Standard: store Z")
 this.text("""
 naive and tiled have P in HBM. One more kernel, with a thread per score, draws Z, stores it in one byte per score (0 or
 1), and stores Z∘P for the product with V. In the backward pass dP = Z∘(dO Vᵀ), and another kernel loads Z for that.
-(online_softmax, which forms P for its backward pass alone, has both kernels there.) What their threads do:
+(online_softmax, which forms P for its backward pass alone, has both kernels there.) What their threads do, where `keep`
+draws Z_ij (the next part says how), and `p_drop` is p:
 """)
 this.source(naive.make_dropout(float32, keep), "z = keep", "P_dropped[h")
 this.source(naive_backward.make_dropout_backward(float32), "z = real", "dP[h")
@@ -85,7 +86,8 @@ this.text("""
 An ordinary generator of random numbers has a state: each number comes from what the number before has left, and the
 thousandth comes after 999 others. A counter-based generator has none. It is a function from a counter to a number that
 looks random, and any counter may come first. Ours is Philox 4×32-10 (Salmon et al. 2011, Random123). Its key is the
-seed, and its counter the place of the score, (i, j, h, 0):
+seed, and its counter the place of the score, (i, j, h, 0). (`dropped` is a constant, 1 with dropout. `WORDS` is 2³²,
+`LOW` keeps the lower 32 bits of a number, `HALF` is 32; multipliers, steps and ten `ROUNDS` are Philox's.)
 """)
 this.source(keep)
 this.source(dropout.philox, "k_0, k_1 =", "return")
@@ -97,7 +99,7 @@ for i, j in ((0, 0), (0, 1), (1, 0), map(int, np.unravel_index(others.argmin(), 
 this.show(report.table(["i", "j", "first word", "/ 2³²", f"Z_ij, p = {p:g}"], rows), "")
 this.text("""
 So the seed is all there is to keep. A thread forms Z_ij when it needs it, in the forward pass and in the backward pass.
-In flash2 (l_i is summed before Z_ij comes in):
+In flash2 (l_i is summed before Z_ij comes in; the comments are as in lesson 05, part 7):
 """)
 kernel = flash2.make_forward(8, 8, d, float32, none.allowed, none.seen, none.visited, keep)
 this.source(kernel, "p = weight", "O_i[t] += p")
@@ -225,6 +227,12 @@ this.tries({
 this.text(f"""
 Check yourself: a variant of flash2 stores Z in the forward pass, one byte per score, and loads it in both kernels of
 the backward pass. How many bytes more does a training step move? Compare with the whole bill of flash2 here,
-{report.in_bytes(bills["flash2"].total_bytes)}. How does that change with N? And with one bit per score?
+{report.in_bytes(bills["flash2"].total_bytes)}. How does that change with N? And with one bit per score? Then ask, for
+other n, too. (naive stores Z once and loads it once.)
+
+    import numba_flash as nf
+    size = dict(n={N}, d={d}, direction="both", dropout_p={p:g})
+    Z, bill = nf.predict("naive", **size)["Z"], nf.predict("flash2", **size)
+    (Z.write_bytes + 2 * Z.read_bytes) / bill.total_bytes
 """)
 this.end()

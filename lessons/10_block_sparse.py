@@ -59,6 +59,10 @@ lengths and the sides of a tile in `numba_flash.patterns`; any other boolean mat
 # %% The kernel.
 this.part("The kernel")
 none = masks.no_mask()
+this.text("""
+`visited` says whether the tile of query i and key j is to be computed. `sparse` is a constant of the kernel, 1 with a
+block mask. Below it, where `flash2` asks for it (comments as in lesson 05, part 7):
+""")
 this.source(masks.make_visited(1, Br, Bc))
 kernel = flash2.make_forward(Br, Bc, d, float32, none.allowed, none.seen, none.visited, none.keep(float32))
 this.source(kernel, "for j in range(0, keys", "V_j[e // d")

@@ -100,7 +100,8 @@ kernel = flash2_split.make_split(Bc, d, float32, none.allowed, none.seen)
 this.text(f"""
 In flash2 each of {choose_blocks("flash2", d=d).Br} threads has a query. With one query one thread computes, and the
 others help it to load. So the new kernel shares out the keys: its tile has Bc of them, and its block Bc threads. First,
-thread r has key r, and computes its score. Then it has columns r, r + Bc, ... of V and of O:
+thread r has key r, and computes its score. Then it has columns r, r + Bc, ... of V and of O. (`j` is the first key of
+a tile, and `end` the first behind those of the split.)
 """)
 this.source(kernel, "S_j[r] = real", "O_i[t] = acc")
 this.text(f"""
@@ -223,9 +224,15 @@ this.tries({
     {1 - 2 * predicted["K"].loads / predicted.elements:.2%}."""
     for flag, (_, _, longest, filled, bill) in tried.items()
 })
-this.text("""
+this.text(f"""
 Check yourself: let a block have the queries of all g heads that share K and V, instead of one. How many elements of K
 are loaded then per head of K? In how many FLOPs of the two products does an element of K and V take part? From which g
-on does an H200, by these, no longer wait for memory?
+on does an H200, by these, no longer wait for memory ({ridge:.1f} FLOP/byte)? Work it out, then ask with your g: to
+flash2, g queries in one tile are the same.
+
+    import numba_flash as nf
+    g = 4
+    bill = nf.predict("flash2", n=g, n_k={N_k}, d={d}, blocks=(g, 8))
+    bill["K"].loads, 4 * g * {N_k} * {d} / bill.total_bytes
 """)
 this.end()

@@ -41,8 +41,8 @@ from .hbm.ledger import KINDS, Count
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
 ANSWER = " Your answer (? for a hint): "
 HOW_TO_ANSWER = """
-Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N. There are two tries. Enter
-alone goes on, Ctrl-D asks no more.
+Type a number, such as 4,194,304 or 2**22, or a formula with these letters, such as 2*N or ceil(N/3), which is rounded
+up. There are two tries. Enter alone goes on, Ctrl-D asks no more.
 """
 ROWS = 256  # queries whose reference is computed at once
 SIZES = "N = {n}, d = {d}, float32, {heads}"
@@ -309,7 +309,7 @@ class Lesson:
             if not typed:
                 break
             try:
-                says = question.hint if typed.startswith("?") else question.judge(typed)[1]
+                says = question.help() if typed.startswith("?") else question.judge(typed)[1]
             except ValueError as error:
                 says = str(error)
             self.text(says)

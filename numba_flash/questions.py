@@ -31,11 +31,12 @@ _OPERATIONS = {
 
 @dataclass
 class Question:
-    """A question for one number, about `sizes` (such as `Lesson.draw` gives), whose names an answer may use.
+    """A question for one number, about `sizes` (such as `Lesson.draw` gives); `names` are what an answer may use.
 
     answer: an int or a Fraction, exact, or with `about` any number. how: the sentence that derives it. hint: the way to
     think about it. wrong: number -> the sentence that says why it is wrong; one head of H, and bytes where the question
-    is for elements, are known anyhow. `given` and the fields after it say what became of the question.
+    is for elements, are known anyhow. `given` and the fields after it say what became of the question; `said` is what
+    need not be said again.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Question:
     given: list = field(default_factory=list)
     correct: int | None = None
     time: str | None = None
+    said: list = field(default_factory=list)
 
     def __post_init__(self):
         heads, elements = vars(self.sizes).get("H"), "how many elements" in self.text.lower()
@@ -64,6 +66,18 @@ class Question:
         return f"For {sizes}: {' '.join(self.text.split())}"
 
     @property
+    def names(self):
+        """The sizes, and what follows from them: N of Tr tiles of Br × Br, and Tr = ⌈N/Br⌉ and Tc = ⌈N_k/Bc⌉."""
+        names = dict(vars(self.sizes))
+        if "Tr" in names and "Br" in names:
+            names = {"N": names["Tr"] * names["Br"], "Bc": names["Br"], **names}
+        keys = names.get("N_k", names.get("N"))
+        for number_of, length, side in (("Tr", names.get("N"), "Br"), ("Tc", keys, "Bc")):
+            if length and side in names:
+                names.setdefault(number_of, -(-length // names[side]))
+        return names
+
+    @property
     def shown(self):
         """The answer as it is printed."""
         return f"{self.answer:,}" if isinstance(self.answer, int) else f"{float(self.answer):.4g}"
@@ -71,23 +85,50 @@ class Question:
     def judge(self, text):
         """What to say to an answer as it was typed -> (whether it is right, a sentence). ValueError: it is no number.
 
-        An answer that is a number is kept, with the time.
+        An answer that is a number is kept, with the time. A word of the question may follow it: 72,000 elements.
         """
-        value = number(text, vars(self.sizes))
+        value = number(self._without_unit(text), self.names)
         self.given.append(text)
         self.time = datetime.now(UTC).isoformat(timespec="seconds")
         if self._is(value, self.answer):
             self.correct = len(self.given)
             return True, f"Right. {self.how}"
-        for known, why in self.wrong.items():
-            if self._is(value, known):
-                return False, why
-        heads = vars(self.sizes).get("H", 1)
-        for known, why in self.wrong.items():
-            if self._is(value * heads, known):
-                return False, f"{why} And there are H = {heads} heads."
+        why = self._why(value)
+        if why:
+            return False, self._new(why) or f"No, for the same reason. {self._new(self.hint)}".strip()
         near = "" if self.about or abs(value - self.answer) > NEAR * abs(self.answer) else " But near: count exactly."
-        return False, f"No, that is too {'large' if value > self.answer else 'small'}.{near} {self.hint}"
+        side, more = "large" if value > self.answer else "small", self._new(self.hint)
+        times = value / Fraction(self.answer)
+        if not more and not near and 0 < times < 1_000_000:
+            return False, f"No, that is too {side}: {float(times):.3g} times the answer."
+        return False, f"No, that is too {side}.{near} {more}".strip()
+
+    def help(self):
+        """The hint, as something that was said."""
+        self.said.append(self.hint)
+        return self.hint
+
+    def _why(self, value):
+        """What is known of a wrong number, also as that of one head."""
+        heads = vars(self.sizes).get("H", 1)
+        for times, more in ((1, ""), (heads, f" And there are H = {heads} heads.")):
+            for known, why in self.wrong.items():
+                if self._is(value * times, known):
+                    return why + more
+        return None
+
+    def _new(self, sentence):
+        """The sentence, if it has not been said."""
+        if sentence in self.said:
+            return ""
+        self.said.append(sentence)
+        return sentence
+
+    def _without_unit(self, text):
+        """What was typed, without a last word of 4 letters or more that the question has, too."""
+        words = {word.rstrip("s") for word in re.findall("[a-z]{4,}", self.text.lower())}
+        unit = re.search(r"(?<=[\w)\]⌉])\s+([A-Za-z]{4,})\.?$", text)
+        return text[: unit.start()] if unit and unit[1].lower().rstrip("s") in words else text
 
     def _is(self, value, expected):
         return abs(value - Fraction(expected)) <= (NEAR * abs(Fraction(expected)) if self.about else 0)
@@ -104,17 +145,18 @@ def number(text, names=None):
     """The value of what a student typed -> Fraction. ValueError with a sentence for the student where it has none.
 
     4,194,304 and 4_194_304 and 4.19e6; + - * / // ** and parentheses; ceil, floor, exp, log, sqrt; and the sizes
-    `names` (name -> number), also as in 2Nd. Nothing else is evaluated.
+    `names` (name -> number), also as in 2Nd, and in lower case where that is no name of its own. Nothing else is
+    evaluated.
     """
-    names = names or {}
+    known, names = names or {}, {name.lower(): value for name, value in (names or {}).items()} | (names or {})
     shown = text if len(text) <= 40 else f"{text[:40]}..."
     try:
         if len(text) > LENGTH:
             raise SyntaxError
         return _value(ast.parse(" ".join(_tokens(text, names)), mode="eval").body, names)
     except NameError as error:
-        known = ", ".join([*names, *_FUNCTIONS])
-        raise ValueError(f"{error.args[0]!r} is not known here. Known are {known}.") from None
+        listed = ", ".join([*known, *_FUNCTIONS])
+        raise ValueError(f"{error.args[0]!r} is not known here. Known are {listed}.") from None
     except ZeroDivisionError:
         raise ValueError(f"{shown!r} divides by zero.") from None
     except OverflowError:

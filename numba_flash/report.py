@@ -28,7 +28,6 @@ WIDTH = 80
 ACCENT = "color(31)"
 LIT = "color(166)"
 WRONG = "bold color(167)"
-COMMENT = 20  # columns of a listing that a comment should have
 
 CONVENTION = (
     "One access of one element of a kernel argument by one thread = one load or store. Shared memory and registers are "
@@ -414,8 +413,9 @@ def bar_of(length, ascii_only):
 
 
 def source_lines(lines, number, width, *, margin=None, below=None):
-    """Source lines with numbers, `number` the first's; comments in one column, wrapped there, and above their line
-    where it is too long.
+    """Source lines with numbers, `number` the first's; comments beside their lines, most of them in one column.
+
+    A comment that would take more than two lines there stands above its line, behind the number of that line.
 
     margin: what stands left of the number of a line, as a function of it -> pieces (text, style), or None for a line
     without. below: what stands under a line, as a function of its number -> strings. ASCII is the caller's care.
@@ -425,9 +425,12 @@ def source_lines(lines, number, width, *, margin=None, below=None):
     left = [(margin(at) if margin else None) or [] for at in range(number, number + len(lines))]
     room = max((sum(len(text) for text, _ in pieces) for pieces in left), default=0)
     gutter = room + digits + 3
-    beside = [(code, comment) for code, comment in parts if code and comment]
-    longest = max((len(code) for code, _ in beside), default=0)
-    column = min(gutter + longest + 2, width - min(max((len(comment) for _, comment in beside), default=0), COMMENT))
+    beside = [(gutter + len(code) + 2, comment) for code, comment in parts if code and comment]
+    column = min(
+        sorted(start for start, _ in beside),
+        key=lambda column: sum(_comment_place(*line, column, width)[0] for line in beside),
+        default=0,
+    )
     for at, (code, comment) in enumerate(parts, number):
         pieces = left[at - number] or [(" " * room, "")]
         start = Text.assemble(*pieces, (f" {at:>{digits}}  ", "dim"))
@@ -439,22 +442,35 @@ def source_lines(lines, number, width, *, margin=None, below=None):
             yield from (Text.assemble(" " * gutter, (more, ACCENT)) for more in rest)
             continue
         indent = len(code) - len(code.lstrip())
-        fits = gutter + len(code) + 2 <= column and (not room or column + len(comment) <= width)
-        place = column if fits else gutter + indent
-        notes = textwrap.wrap(comment, width - place, subsequent_indent="# ")
-        if not fits:
-            yield from (Text.assemble(" " * place, (note, ACCENT)) for note in notes)
-            notes = []
         first, *rest = textwrap.wrap(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
-        gap = " " * (column - gutter - len(code)) if notes else ""
-        yield Text.assemble(start, first, gap, ("".join(notes[:1]), ACCENT))
-        yield from (Text.assemble(" " * gutter, more) for more in rest)
+        last = len(rest[-1] if rest else first)
+        _, place, notes = _comment_place(gutter + last + 2, comment, 0 if rest else column, width)
+        if comment and not notes:
+            above = textwrap.wrap(f"# {at}: {comment[1:].strip()}", width - gutter - indent, subsequent_indent="# ")
+            yield from (Text.assemble(" " * (gutter + indent), (note, ACCENT)) for note in above)
+        pieces = [*(Text.assemble(start if more is first else " " * gutter, more) for more in (first, *rest))]
+        if notes:
+            pieces[-1] = Text.assemble(pieces[-1], " " * (place - gutter - last), (notes[0], ACCENT))
+        yield from pieces
         yield from (Text.assemble(" " * place, (note, ACCENT)) for note in notes[1:])
         place = gutter + indent
         for text in below(at) if below else ():
             yield from (
                 Text(" " * place + line) for line in textwrap.wrap(text, width - place, subsequent_indent="   ")
             )
+
+
+def _comment_place(start, comment, column, width):
+    """Where a comment stands that may begin at `start` -> (what is lost by that, its place, its lines; [] is above)."""
+    if not comment:
+        return 0, start, []
+    if start <= column < width:
+        notes = textwrap.wrap(comment, width - column, subsequent_indent="# ")
+        if len(notes) <= 2:
+            return len(notes), column, notes
+    if start + len(comment) <= width:
+        return 2, start, [comment]
+    return 4, 0, []
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import os
 import re
 import select
@@ -10,9 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +147,54 @@ def test_a_question_comes_before_its_answer(name):
 def test_what_is_counted_is_said_once(name):
     out = " ".join(short(name)[1].split())
     assert out.count("One access of one element of a kernel argument by one thread = one load or store.") == 1
+
+
+def test_names_of_a_listing_are_explained_before_it():
+    """In backquotes, in this lesson or an earlier one, or by the line that defines them."""
+    names = ["weight", "allowed", "keep", "visited", "seen", "first", "load_or_zero"]
+    names += ["mask", "block_mask", "g", "b", "acc", "real", "p_drop"]
+    explained = set()
+    for name in LESSONS:
+        for line in short(name)[1].splitlines():
+            explained |= set(re.findall(r"`(\w+)", line)) | set(re.findall(r"\bdef (\w+)\(", line))
+            code = re.match(r" +\d+  (.*?)(  #|$)", line)
+            calls = r"(?=\()" if re.search(r"\bdef ", line) else ""  # of a header, whose arguments come with it
+            used = set(re.findall(rf"\b(?:{'|'.join(names)})\b(?! {{2}}){calls}", code[1])) if code else set()
+            if code and re.search(r"[=(]", code[1]):
+                assert used <= explained, (name, line)
+    assert set(names) <= explained
+
+
+def test_numbered_algorithms_are_introduced_before_the_listing():
+    """Alg. 1 means another paper's in the second half of lesson 05."""
+    out = " ".join(short("05_flash.py")[1].split())
+    first, second = (out[out.index(title) :] for title in ("2. Algorithm 1", "7. FlashAttention-2's kernel"))
+    first, second = (part[: part.index("cuda.shared.array")] for part in (first, second))
+    assert '"Alg. 1" in a comment is the table above' in first and '"Alg. 2, l. 14" is' in first
+    assert re.search('"Alg. 1" is that of the FlashAttention-2 paper', second)
+    assert '"Alg. 2 of the paper, l. 14" is' in second and '"Alg. 5 of the paper, l. 8" ' in second
+    for name in ("09_dropout.py", "10_block_sparse.py"):
+        out = " ".join(short(name)[1].split())
+        assert "lesson 05, part 7" in out[: out.index("# Alg. 1, l. ")]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_check_yourself_can_be_checked(name):
+    end = short(name)[1].split("Check yourself")[1].split("Exercises:")[0]
+    assert re.search(r"nf\.|--\w|line 12 of the\s+table", end)
+    program = "\n".join(re.findall("^ {5}(.*)$", end, re.MULTILINE))
+    if program and "..." not in program and "=T)" not in program:
+        exec(program, {})
+
+
+@pytest.mark.parametrize("flags", [(), ("--blocks", "16,8")], ids=" ".join)
+def test_what_the_check_of_lesson_07_comes_to(flags):
+    out = " ".join(run("07_backward.py", *SHORT, *flags)[1].split())
+    blocks = (16, 8) if flags else None
+    assert f'direction="backward"{", blocks=(16, 8)" if flags else ""})' in out
+    bill = nf.predict("flash2", n=64, d=16, direction="backward", blocks=blocks).kernels["backward_dQ"]
+    change = 2 * 64**2 - sum(bill[tensor].loads for tensor in ("Q", "dO", "V", "L", "D"))
+    assert f"would change by {change:+,} elements" in out
 
 
 @pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
@@ -373,6 +424,8 @@ def test_the_four_claims(tmp_path):
     assert 0.95 < found["flops"]["flash"] / found["flops"]["naive"] < 1.05
     assert "times as much as Algorithm 0: it loses." in " ".join(out.split())
     assert "times as much: it does not lose." in " ".join(out.split())
+    assert re.search(r"^ flash2 +flash2 +\S+ × 1 × 1 +\d+ × 1 × 1 +Q K V O L$", out, re.MULTILINE)
+    assert "every tensor that these kernels load or store has elements of 4 bytes." in " ".join(out.split())
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -715,6 +768,15 @@ def played(tmp_path, name, keys):
     return " ".join(shown.split()), json.loads(file.read_text(encoding="utf-8"))
 
 
+def test_wrong_numbers_of_students_are_known():
+    """d - 1 sums for d products and the scale; m and l together, each loaded once per column of O."""
+    (flops, _), (*_, m_loads) = key("01_memory_bound.py"), key("04_online_softmax.py")
+    N, d, H = (flops["sizes"][name] for name in "NdH")
+    for typed in (4 * N * N * d + 7 * N * N, 4 * N * N * d + 7 * N * N - N * d):
+        assert "sums start from 0" in flops["wrong"][f"{float(H * typed):.15g}"]
+    assert "That is m and l." in m_loads["wrong"][f"{2.0 * math.prod(m_loads['sizes'][name] for name in 'HNd'):.15g}"]
+
+
 @unix_only
 def test_answers_are_judged_and_kept(tmp_path):
     loads, S = key("02_naive.py")
@@ -809,19 +871,46 @@ def listing(*lines, number=98):
 
 
 def test_the_comments_of_a_listing_are_in_one_column():
-    long = "    cuda.syncthreads()  # nobody still reads what the next step of the walk along d overwrites"
+    long = "    cuda.syncthreads()  # nobody still reads what the next step of the walk overwrites"
     printed = listing("for t0 in range(0, Q.shape[2], T):  # walk", long, "    x = 1", "# alone")
     assert [line[:6] for line in printed] == ["  98  ", "  99  ", "      ", " 100  ", " 101  "]
     assert [line.index("#") for line in printed if "#" in line] == [42, 42, 42, 6]
     assert " ".join(line.partition("# ")[2] for line in printed[1:3]) == long.partition("# ")[2]
 
 
+def test_a_comment_above_its_line_has_the_number_of_the_line():
+    said = "nobody still reads what the next step of the walk along d overwrites, in any of the tiles that are left"
+    walk = f"{'for t0 in range(0, Q.shape[2], T):':<60}  # walk"
+    printed = listing("i = 1  # one", walk, f"    cuda.syncthreads()  # {said}", number=7)
+    above = [at for at, line in enumerate(printed) if not re.match(r" +\d", line)]
+    assert above == [2, 3] and printed[4].split() == ["9", "cuda.syncthreads()"]
+    assert " ".join(printed[at].strip(" #") for at in above) == f"9: {said}"
+    assert all(printed[at].index("#") == printed[4].index("cuda") for at in above)
+
+
+def test_a_comment_takes_two_lines_beside_its_own_at_most():
+    """In every kernel of every stage, as `listing` and the lessons print them: beside a bar, and without."""
+    stages = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "numba_flash" / "stages").glob("*.py"))
+    kernels = re.findall(r"(?ms)^    @cuda\.jit\n.*?(?=\n\n    return)", stages)
+    assert len(kernels) > 30
+    for kernel, bar in product(kernels, (0, 16)):
+        lines = textwrap.dedent(kernel).splitlines()
+        margin = [(" " * bar, "")]
+        printed = [text.plain for text in report.source_lines(lines, 90, 80, margin=lambda at, left=margin: left)]
+        assert max(map(len, printed)) <= 80 and not any(line.endswith(" ") for line in printed)
+        more = [bool(re.match(r" +# (?!\d+: )", line)) for line in printed]
+        assert not any(one and next_too for one, next_too in pairwise(more)), kernel
+        assert [int(m[1]) for line in printed if (m := re.match(r" +(\d+)  ", line))] == [*range(90, 90 + len(lines))]
+
+
 def test_a_listing_keeps_within_the_width():
     code = "    K_j[ty, tx] = load_or_zero(K, g, cuda.blockIdx.x * T + ty, t0 + tx)"
     assert listing(code, number=53) == [f" 53  {code}"]
     assert listing("    " + code + " + more", number=53)[1].strip() == "+ more"
+    folded = listing("if x:  # short", "    z = 2" + " + 2" * 18 + "  # " + "w" * 40)
+    assert [line.partition("#")[2] for line in folded] == [" short", "", " " + "w" * 40]
     above = listing("if x:  # short", "    z = 2" + " + 2" * 14 + "  # " + "w" * 40)
-    assert [line.partition("#")[2] for line in above] == [" short", " " + "w" * 40, ""]
+    assert [line.partition("#")[2] for line in above] == [" short", " 99: " + "w" * 40, ""]
     end = listing("P[h, i, j] = math.exp(S[h, i, j] - m) / (l + 12345678)  # Alg. 0, l. 2")
     assert len(end) == 1 and end[0].endswith(")  # Alg. 0, l. 2")
 

@@ -20,7 +20,8 @@ SIZES = {"N": 300, "d": 20, "Tc": 3, "N_k": 7}
         ("4.19E+6", 4190000), (".5", Fraction(1, 2)), ("1/2", Fraction(1, 2)), ("0.1", Fraction(1, 10)), ("-3", -3),
         ("7//2", 3), ("(1 + 2)(3 + 4)", 21), ("N²d", 1_800_000), ("2Nd", 12_000), ("3TcN", 2700), ("2(N + d)", 640),
         ("N_k*2", 14), ("N*d*ceil(N/16)", 114_000), ("N·d·⌈N/16⌉", 114_000), ("⌊7/2⌋", 3), ("sqrt(4)", 2),
-        ("N d", 6000), ("4**0.5", 2), ("2**-1", Fraction(1, 2)), ("exp(0)", 1), ("(N)2", 600), ("N 2", 600),
+        ("N d", 6000), ("n_k*tc", 21), ("2nd", 12_000),
+        ("4**0.5", 2), ("2**-1", Fraction(1, 2)), ("exp(0)", 1), ("(N)2", 600), ("N 2", 600),
     ],
 )  # fmt: skip
 def test_what_may_be_typed(typed, value):
@@ -54,7 +55,7 @@ def test_what_is_not_evaluated(typed, says):
 
 
 def question(**more):
-    sizes = SimpleNamespace(N=30, H=3)
+    sizes = SimpleNamespace(**more.pop("sizes", {"N": 30, "H": 3}))
     wrong = {2 * 90: "Twice as many."}
     values = {"text": "how many elements?", "answer": 90, "how": "H·N.", "hint": "Think.", "wrong": wrong} | more
     return Question("all", sizes, **values)
@@ -78,6 +79,51 @@ def test_what_is_said_of_an_answer(typed, right, says):
     asked = question()
     assert asked.judge(typed) == (right, says)
     assert asked.given == [typed] and asked.correct == (1 if right else None)
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [
+        (("180", "180"), ("Twice as many.", "No, for the same reason. Think.")),
+        (("180", "?", "180"), ("Twice as many.", "Think.", "No, for the same reason.")),
+        (("180", "1"), ("Twice as many.", "No, that is too small. Think.")),
+        (("7", "45"), ("No, that is too small. Think.", "No, that is too small: 0.5 times the answer.")),
+        (("?", "-2**9"), ("Think.", "No, that is too small.")),
+        (("?", "9**64*9**64*9**64*9**64*9**64*9**64"), ("Think.", "No, that is too large.")),
+        (("?", "270"), ("Think.", "No, that is too large: 3 times the answer.")),
+        (("?", "90.5"), ("Think.", "No, that is too large. But near: count exactly.")),
+    ],
+)
+def test_nothing_is_said_twice(typed, says):
+    asked = question()
+    assert tuple(asked.help() if text == "?" else asked.judge(text)[1] for text in typed) == says
+
+
+@pytest.mark.parametrize(
+    "sizes, typed, value",
+    [
+        ({"N": 30, "Br": 8, "Bc": 7}, "Tr*100 + Tc", 405),
+        ({"N": 30, "N_k": 40, "Bc": 7}, "Tc", 6),
+        ({"Tr": 4, "Br": 8}, "N*1000 + 10Tc + Bc", 32048),
+        ({"Tc": 3, "N": 30}, "tc n", 90),
+        ({"N_k": 40, "n": 3}, "n*n_k", 120),
+    ],
+)
+def test_names_that_follow_from_the_sizes(sizes, typed, value):
+    assert question(sizes=sizes, answer=value, wrong={}).judge(typed)[0]
+
+
+def test_a_name_that_does_not_follow():
+    for typed in ("Tc", "Tr", "N"):
+        with pytest.raises(ValueError, match="not known here. Known are N_k, n, ceil"):
+            question(sizes={"N_k": 40, "n": 3}).judge(typed)
+
+
+@pytest.mark.parametrize("typed", ["90 elements", "90 Element", "H*N elements.", "(H N) elements"])
+def test_a_unit_may_follow(typed):
+    assert question().judge(typed)[0]
+    with pytest.raises(ValueError, match="'bytes' is not known here"):
+        question().judge("90 bytes")
 
 
 def test_about_allows_one_percent():
