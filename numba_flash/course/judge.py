@@ -194,7 +194,7 @@ def ran(exercise, path, launch, name, inputs, criteria):
     except Refused:
         raise
     except errors.Unsupported as error:
-        raise Refused(f"The kernel cannot be run: {in_file(path, str(error))}.\n\n{ONLY}") from None
+        raise Refused(f"The kernel cannot be run: {unsupported(path, error)}\n\n{ONLY}") from None
     except (errors.SharedMemoryError, errors.OutOfMemory) as error:
         raise Refused(f"{error}") from None
     except errors.KernelError as error:
@@ -225,14 +225,27 @@ def in_file(path, message):
     return message.replace(f"{path}, ", "")
 
 
+def unsupported(path, error):
+    """What an engine said of a kernel that it cannot run, without what the compiler says, which is not for readers."""
+    said, compiler, _ = in_file(path, str(error)).partition(" cannot be compiled: ")
+    if not compiler:
+        return f"{said}."
+    line = f"\n\n{shown(path, [error.line])}" if error.file == str(path) else ""
+    return f"{said} cannot be compiled.{line}"
+
+
+def shown(path, lines):
+    """These lines of the file, numbered."""
+    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    return "".join(f"    {number}  {text[number - 1].strip()}\n" for number in lines)
+
+
 def stopped(exercise, path, error, name):
     kind = type(error).__name__
     likely = exercise.faults.get(f"{kind} {error.tensor}") or exercise.faults.get(kind) or FAULTS.get(kind, "")
     said = in_file(path, str(error))
     lines = {error.line, *map(int, re.findall(r"in line (\d+)", said))} if error.file == str(path) else set()
-    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    shown = "".join(f"    {number}  {text[number - 1].strip()}\n" for number in sorted(lines))
-    return f"{kind} for {name}. {said}.\n\n{shown}\nLikely: {likely}"
+    return f"{kind} for {name}. {said}.\n\n{shown(path, sorted(lines))}\nLikely: {likely}"
 
 
 # --- correctness ------------------------------------------------------------------------------------------------------
