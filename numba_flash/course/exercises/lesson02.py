@@ -37,7 +37,7 @@ def _rows(rng, N, N_k, special=True):
         S[2::7] -= 400
         S[3::7, ::2] = -np.inf
         S[4::7] = -np.inf
-        S[5::7] = LOWEST
+        S[5::14] = LOWEST
     return (S,)
 
 

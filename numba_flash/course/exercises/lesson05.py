@@ -198,6 +198,10 @@ EXERCISES = (
             ),
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
+                "Keys of the tile before count twice: the last tile has `keys` keys, range(keys), and not Bc.",
+                lambda *inputs: _stale(*inputs),
+            ),
+            Mistake(
                 "V is added up without weights: a key counts with p = exp(S_ij[c, r] - m_new).",
                 lambda Q, K, V, scale: np.broadcast_to(V.mean(axis=0), Q.shape),
             ),
@@ -283,3 +287,12 @@ EXERCISES = (
         },
     ),
 )
+
+
+def _stale(Q, K, V, scale):
+    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
+    N_k = len(K)
+    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
+    if N_k > Bc and N_k % Bc:
+        times[N_k - Bc : N_k - N_k % Bc] = 2
+    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)
