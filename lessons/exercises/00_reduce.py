@@ -48,5 +48,5 @@ def block_sum(X, Y):
 
 def launch(X):
     Y = nf.empty(-(-len(X) // B), np.float32)
-    nf.launch(block_sum, len(Y), B, X, Y)
+    nf.launch(block_sum, len(Y), B, nf.to_device(X), Y)
     return nf.to_host(Y)

@@ -49,5 +49,5 @@ def output(P, V, O):
 def launch(P, V):
     N, d = len(P), V.shape[1]
     O = nf.empty((N, d), np.float32)
-    nf.launch(output, (-(-d // T), -(-N // T)), (T, T), P, V, O)
+    nf.launch(output, (-(-d // T), -(-N // T)), (T, T), nf.to_device(P), nf.to_device(V), O)
     return nf.to_host(O)

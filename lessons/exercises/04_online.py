@@ -5,7 +5,8 @@ that in a kernel, for d = 1, so that V has one number per key: one thread per ro
 end O = (l·O)/l. Fill the hole.
 
 S is (N, N_k), V is (N_k), O is (N). `weight(s, m)` is the guarded exp of the lesson: exp(s - m), and 0 where s is -∞.
-In a row where all scores are -∞, O is 0. The bill it must meet:
+In a row where all scores are -∞, O is 0. (As in 02_softmax, the loads of S are uncoalesced: neighbours among the
+threads read addresses N_k elements apart. Those of V are one address for all.) The bill it must meet:
 
     S  loads   N·N_k
     V  loads   N·N_k
@@ -54,5 +55,5 @@ def online(S, V, O):
 
 def launch(S, V):
     O = nf.empty(len(S), np.float32)
-    nf.launch(online, -(-len(S) // B), B, S, V, O)
+    nf.launch(online, -(-len(S) // B), B, nf.to_device(S), nf.to_device(V), O)
     return nf.to_host(O)

@@ -1,4 +1,4 @@
-"""Exercise 05_attention: all of attention, yours. After "What changed, and what it costs" in lesson 05, 49 lines.
+"""Exercise 05_attention: all of attention, yours. After "What changed, and what it costs" in lesson 05, 51 lines.
 
 The capstone. Write `attention(Q, K, V, scale)`: it takes float32 arrays Q (N, d), K and V (N_k, d), and returns O (N,
 d). It allocates O with `nf.empty`, launches one or more kernels of your own with `nf.launch`, and returns
@@ -7,11 +7,13 @@ d). It allocates O with `nf.empty`, launches one or more kernels of your own wit
 
 The kernels are yours: as many threads and tiles as you like. Do not take the stages of numba_flash; reading them is
 allowed. An array in shared memory or in registers has a size fixed in advance, so a kernel that needs d for that is
-made by a function of d, as `make_forward(d)` here, and as `make_smooth_shared(B)` in lesson 00.
+made by a function of d, as `make_smooth_shared(B)` in lesson 00. Above such a function write `@cache`: a GPU would
+compile its kernel anew at each call. And give the kernel nf.to_device(Q), not Q, or it is copied at each launch.
 
-The bill is that of flash2 with 32 queries per tile, for all tensors and kernels together:
+The bill is that of flash2 with 32 queries per tile, without L, for all tensors and kernels together; and a thread must
+not do the work of others:
 
-    total  2·N·d + 2·N_k·d·⌈N/Br⌉ + N,   Br = 32
+    total  2·N·d + 2·N_k·d·⌈N/Br⌉,   Br = 32
 
 Leave the rest of the file as it is: `specification` is what the result should be, in NumPy. Check what you wrote, and
 ask for hints, one after another:
@@ -21,6 +23,7 @@ ask for hints, one after another:
 """
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import cuda, float32
@@ -34,7 +37,7 @@ def specification(Q, K, V, scale):
     return P @ V / P.sum(axis=1, keepdims=True)
 
 
-# --- your code: 49 lines ---
+# --- your code: 51 lines ---
 def attention(Q, K, V, scale):
     return None
 # --- end of your code ---

@@ -67,6 +67,6 @@ def launch(S, V):
     O, l, m = np.zeros((N, d), np.float32), np.zeros(N, np.float32), np.full(N, -np.inf, np.float32)
     O, l, m = nf.to_device(O), nf.to_device(l), nf.to_device(m)
     for j in range(0, N_k, Bc):
-        S_ij, V_j = S[:, j : j + Bc].copy(), V[j : j + Bc].copy()
+        S_ij, V_j = nf.to_device(S[:, j : j + Bc].copy()), nf.to_device(V[j : j + Bc].copy())
         nf.launch(update, -(-N // B), B, S_ij, V_j, O, l, m)
     return nf.to_host(O), nf.to_host(l), nf.to_host(m)

@@ -56,5 +56,6 @@ def attention(Q, K, V, O, scale):
 
 def launch(Q, K, V, scale):
     O = nf.empty(Q.shape, np.float32)
+    Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
     nf.launch(attention, -(-len(Q) // B), B, Q, K, V, O, scale)
     return nf.to_host(O)

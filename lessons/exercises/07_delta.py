@@ -3,7 +3,8 @@
 The backward pass needs D_i = ∑_j P_ij·dP_ij for each row i. Lesson 07 shows that D is rowsum(dO ∘ O), too, so that no
 row of P is needed. The kernel `rowsum` computes it, one row per thread. Fill the hole.
 
-dO and O are (N, d), D is (N). The bill it must meet:
+dO and O are (N, d), D is (N). (As in 02_softmax, the loads are uncoalesced: neighbours among the threads read
+addresses d elements apart, which costs a GPU more than the bill says.) The bill it must meet:
 
     dO  loads   N·d
     O   loads   N·d
@@ -37,5 +38,5 @@ def rowsum(dO, O, D):
 
 def launch(dO, O):
     D = nf.empty(len(O), np.float32)
-    nf.launch(rowsum, -(-len(O) // B), B, dO, O, D)
+    nf.launch(rowsum, -(-len(O) // B), B, nf.to_device(dO), nf.to_device(O), D)
     return nf.to_host(D)

@@ -1,19 +1,21 @@
-"""Exercise 07_recompute: P again, and dS. After "FlashAttention: recompute" in lesson 07, 7 lines.
+"""Exercise 07_recompute: P again, and dQ. After "FlashAttention-2: each result has one owner" in lesson 07, 8 lines.
 
-The forward pass has kept L = m + log l for each query, and D is known. The kernel `backward` forms dS, one element
-per thread: it computes the score S_ij again, from it P_ij, then dP_ij, then dS_ij. (Lines 11, 13, 17 and 20 of the
-table in lesson 07.) Fill the hole.
+The forward pass has kept L = m + log l for each query, and D is known. The kernel `backward` owns dQ, one row per
+thread: the keys pass by, in tiles of Bc, and no matrix of N × N_k goes to HBM. For each key a thread computes the score
+S_ij again, from it P_ij, then dP_ij and dS_ij, and adds to its row dQ_i what that key gives. (Lines 11, 13, 17, 20 and
+21 of the table in lesson 07; the scale of line 21 is left to the end, and there already.) Fill the hole: the keys of
+one tile. What it needs is on chip: Q_i, dO_i, dQ_i, L_i and D_i in registers, K_j and V_j in shared memory.
 
-Q and dO are (N, d), K and V are (N_k, d), L and D are (N), dS is (N, N_k). x runs along the keys, y along the
-queries. The bill it must meet:
+Q, dO and dQ are (N, d), K and V are (N_k, d), L and D are (N). (d is a constant here, as arrays in registers ask for.)
+The bill it must meet:
 
-    Q   loads   N·N_k·d
-    K   loads   N·N_k·d
-    V   loads   N·N_k·d
-    dO  loads   N·N_k·d
-    L   loads   N·N_k
-    D   loads   N·N_k
-    dS  stores  N·N_k
+    Q   loads   N·d
+    dO  loads   N·d
+    L   loads   N
+    D   loads   N
+    K   loads   N_k·d·⌈N/Br⌉
+    V   loads   N_k·d·⌈N/Br⌉
+    dQ  stores  N·d
 
 Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
 kernel is run. Check what you wrote, and ask for hints, one after another:
@@ -29,26 +31,49 @@ from numba import cuda, float32
 
 import numba_flash as nf
 
-T = 16                                                       # threads along each side of a block
+Br, Bc, d = 32, 8, 8                                         # queries and keys of a tile, columns
 
 
 def specification(Q, K, V, dO, L, D, scale):
     P = np.exp(scale * (Q @ K.T) - L[:, None])
     dP = dO @ V.T
-    return P * (dP - D[:, None])
+    dS = P * (dP - D[:, None])
+    return scale * (dS @ K)
 
 
 @cuda.jit
-def backward(Q, K, V, dO, L, D, dS, scale):
-    j, i = cuda.grid(2)                                      # key, query
-    if i < dS.shape[0] and j < dS.shape[1]:
-        # --- your code: 7 lines ---
+def backward(Q, K, V, dO, L, D, dQ, scale):
+    K_j = cuda.shared.array((Bc, d), float32)
+    V_j = cuda.shared.array((Bc, d), float32)
+    Q_i = cuda.local.array(d, float32)                       # one row each: that of this thread
+    dO_i = cuda.local.array(d, float32)
+    dQ_i = cuda.local.array(d, float32)
+    r = cuda.threadIdx.x
+    i = cuda.blockIdx.x * Br + r                             # query of this thread
+    N, N_k = Q.shape[0], K.shape[0]
+    for t in range(d):
+        Q_i[t] = Q[i, t] if i < N else float32(0)
+        dO_i[t] = dO[i, t] if i < N else float32(0)
+        dQ_i[t] = float32(0)
+    L_i = L[i] if i < N else float32(0)
+    D_i = D[i] if i < N else float32(0)
+    for j in range(0, N_k, Bc):
+        keys = min(Bc, N_k - j)                              # of this tile
+        for e in range(r, keys * d, Br):
+            K_j[e // d, e % d] = K[j + e // d, e % d]
+            V_j[e // d, e % d] = V[j + e // d, e % d]
+        cuda.syncthreads()                                   # K_j and V_j are complete
+        # --- your code: 8 lines ---
         pass
         # --- end of your code ---
+        cuda.syncthreads()                                   # nobody still reads what the next step overwrites
+    if i < N:
+        for t in range(d):
+            dQ[i, t] = scale * dQ_i[t]
 
 
 def launch(Q, K, V, dO, L, D, scale):
-    N, N_k = len(Q), len(K)
-    dS = nf.empty((N, N_k), np.float32)
-    nf.launch(backward, (-(-N_k // T), -(-N // T)), (T, T), Q, K, V, dO, L, D, dS, scale)
-    return nf.to_host(dS)
+    dQ = nf.empty(Q.shape, np.float32)
+    Q, K, V, dO, L, D = (nf.to_device(x) for x in (Q, K, V, dO, L, D))
+    nf.launch(backward, -(-len(Q) // Br), Br, Q, K, V, dO, L, D, dQ, scale)
+    return nf.to_host(dQ)

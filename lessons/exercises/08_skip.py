@@ -96,5 +96,6 @@ def forward(Q, K, V, O, scale):
 
 def launch(Q, K, V, scale):
     O = nf.empty(Q.shape, np.float32)
+    Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
     nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, O, scale)
     return nf.to_host(O)

@@ -47,5 +47,6 @@ def backward(P, dP, D, dS, seed, p_drop):
 def launch(P, dP, D, seed, p_drop):
     H, N, N_k = P.shape
     dS = nf.empty(P.shape, np.float32)
+    P, dP, D = nf.to_device(P), nf.to_device(dP), nf.to_device(D)
     nf.launch(backward, (-(-N_k // T), -(-N // T), H), (T, T), P, dP, D, dS, seed, p_drop)
     return nf.to_host(dS)

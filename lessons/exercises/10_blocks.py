@@ -93,5 +93,6 @@ def forward(Q, K, V, block_mask, O, scale):
 
 def launch(Q, K, V, block_mask, scale):
     O = nf.empty(Q.shape, np.float32)
+    Q, K, V, block_mask = (nf.to_device(x) for x in (Q, K, V, block_mask))
     nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, block_mask, O, scale)
     return nf.to_host(O)

@@ -7,20 +7,23 @@ import warnings
 from pathlib import Path
 
 from .. import lesson, output, report
-from . import sandbox
+from . import floats, sandbox
 from .exercise import folder, hole
 from .exercises import EXERCISES
 from .judge import CRITERIA
 
 SECONDS = 30
 LARGEST = 10**6  # bytes of a file
+NOTES = 3  # on float64, at most
 COMMAND = "python -m numba_flash check"
 WORDS = {True: "yes", False: "NO", None: "not judged"}
+SHORT = WORDS | {None: "–"}
+PATH = 28  # columns of a path in a table of verdicts
 
 
 def add_command(command):
     sub = command(
-        "check", check, "judge exercises by their output, their races and their HBM bill; without FILE, list them"
+        "check", check, "judge exercises by their output, races, HBM bill and threads; without FILE, list them"
     )
     sub.add_argument("files", nargs="*", metavar="FILE", help="a file, the name of an exercise, or a folder of answers")
     number = lesson.whole_number
@@ -172,13 +175,26 @@ def remarks(exercise, text):
         notes.append(
             "The function `specification` is not that of the exercise. That changes nothing: check has its own."
         )
-    return notes
+    return notes + floats.notes(parsed(text), types_of_inputs(exercise))[:NOTES]
+
+
+def types_of_inputs(exercise):
+    """{name of an input: the type of its elements}, of those that an answer's kernel may name as the exercise does."""
+    _, inputs = next(iter(exercise.inputs()))
+    names = (argument.arg for argument in function("specification", exercise.solution).args.args)
+    return {name: floats.of_dtype(x.dtype) for name, x in zip(names, inputs, strict=True)}
+
+
+def function(name, text):
+    """The syntax tree of a function of a file, or None."""
+    functions = [node for node in parsed(text).body if isinstance(node, ast.FunctionDef)]
+    return next((node for node in functions if node.name == name), None)
 
 
 def specification(text):
     """The syntax tree of the function `specification`, as text, or None."""
-    functions = [node for node in parsed(text).body if isinstance(node, ast.FunctionDef)]
-    return next((ast.dump(node) for node in functions if node.name == "specification"), None)
+    found = function("specification", text)
+    return found and ast.dump(found)
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
@@ -243,15 +259,26 @@ def page(verdicts):
     if len(verdicts) == 1:
         yield from full(verdicts[0])
         return
+    files = ends([v["file"] for v in verdicts])
     rows = [
-        [v["exercise"], *(WORDS[v["criteria"].get(name, {}).get("passed")] for name in CRITERIA), WORDS[v["passed"]],
-         f"{v['seconds']:.1f}", v["file"]]
-        for v in verdicts
+        [file, *(SHORT[v["criteria"].get(name, {}).get("passed")] for name in CRITERIA), SHORT[v["passed"]],
+         f"{v['seconds']:.1f}"]
+        for file, v in zip(files, verdicts, strict=True)
     ]  # fmt: skip
-    yield report.table(["exercise", *CRITERIA, "passed", "seconds", "file"], rows)
+    yield report.table(["file", *CRITERIA, "passed", "seconds"], rows)
     yield ""
     good = sum(verdict["passed"] for verdict in verdicts)
     yield report.prose(f"{good} of {len(verdicts)} passed. Check a file alone to read why; --json keeps all of it.")
+
+
+def ends(files):
+    """Paths for a table: without the folder that all share, and of what is too long the end."""
+    paths = [Path(file).parts for file in files]
+    shared = 0
+    while all(len(parts) > shared + 1 and parts[shared] == paths[0][shared] for parts in paths):
+        shared += 1
+    names = ["/".join(parts[shared:]) for parts in paths]
+    return [name if len(name) <= PATH else f"…{name[1 - PATH :]}" for name in names]
 
 
 def full(verdict):
@@ -267,6 +294,7 @@ def full(verdict):
             "correct": "the output of the specification, on every input",
             "strict": "no wrong index, no race, all come to each barrier",
             "bill": "no more loads and stores than the exercise allows",
+            "parallel": "no thread does the work of the others",
         }
         yield report.table(["", "criterion", "met", "what it asks for"], [
             [marks[criteria[name]["passed"]], name, WORDS[criteria[name]["passed"]], meaning[name]] for name in CRITERIA

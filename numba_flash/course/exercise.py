@@ -33,11 +33,39 @@ class Bound:
     likely: str
 
     def value(self, sizes):
-        return int(eval(self.formula, {"__builtins__": {}, "tiles": lambda a, b: -(-a // b)}, dict(sizes)))
+        return evaluated(self.formula, sizes)
 
     def __str__(self):
-        text = re.sub(r"tiles\((\w+), (\w+)\)", r"⌈\1/\2⌉", self.formula)
-        return text.replace("*", "·")
+        return written(self.formula)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one thread of a launch may do at most: `formula` loads and stores in `space`, HBM or shared memory.
+
+    why: what these are, for a thread that does its part; more of them is the work of other threads.
+    """
+
+    space: str
+    formula: str
+    why: str
+
+    def value(self, sizes):
+        return evaluated(self.formula, sizes)
+
+    def __str__(self):
+        return written(self.formula)
+
+
+def evaluated(formula, sizes):
+    names = {"__builtins__": {}, "tiles": lambda a, b: -(-a // b), "log2": lambda n: n.bit_length() - 1}
+    return int(eval(formula, names, dict(sizes)))
+
+
+def written(formula):
+    """A formula for readers: ⌈N/T⌉ for tiles(N, T), a dot for the product."""
+    text = re.sub(r"tiles\(([\w*]+), (\w+)\)", r"⌈\1/\2⌉", formula)
+    return re.sub(r"log2\((\w+)\)", r"log₂\1", text).replace("*", "·")
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,7 @@ class Exercise:
     formulas name. hints: from the idea to nearly the code. faults: the name of an error class, perhaps with a tensor
     ("OutOfBounds X"), or "unwritten" or "wrong" -> the likely mistake. outputs: their names. grid: the constants that
     an output's axes are cut by, as (rows, columns), for messages that name a tile. start: the hole before it is filled.
+    share: what a thread may do, counted on the input number `counted_on`, which is small and ragged.
     """
 
     name: str
@@ -63,12 +92,14 @@ class Exercise:
     inputs: Callable
     sizes: Callable
     bill: tuple[Bound, ...]
+    share: tuple[Share, ...]
     hints: tuple[str, ...]
     mistakes: tuple[Mistake, ...] = ()
     faults: dict = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     grid: tuple = (None, None)
     start: tuple[str, ...] = ("pass",)
+    counted_on: int = 0
 
     @cached_property
     def file(self):

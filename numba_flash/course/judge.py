@@ -1,5 +1,7 @@
 """Judges one answer: runs it on every input, on the strict CPU engine, and compares output and HBM bill.
 
+What passes runs once more, recorded: no thread may do the work of the others.
+
 `python -m numba_flash.course.judge EXERCISE FILE RESULT` is what the sandbox starts, in a process of its own. It writes
 JSON to RESULT, a line each time: what it is about to do, and at last the verdict.
 """
@@ -17,14 +19,16 @@ import numpy as np
 import numba_flash as nf
 
 from .. import errors
-from ..engine import cpu
-from ..engine.cpu import POISON
+from ..engine import access, cpu
+from ..engine.cpu import POISON, position
 from ..engine.rewrite import function_of, is_kernel
 from .exercise import load
 from .exercises import EXERCISES
 from .rounding import truth_and_limit
 
-CRITERIA = "correct", "strict", "bill"
+CRITERIA = "correct", "strict", "bill", "parallel"
+FAR = 1.5  # times what the bill allows
+NEARLY_ALL = 0.9  # of the work of a block
 ALIKE = 1e-3  # how near an output must be to that of a known mistake, relative: a matter of messages, not of verdicts
 FAULTS = {
     "RaceDetected": "two threads touch one element, one of them writes, and no barrier says who comes first.",
@@ -32,6 +36,10 @@ FAULTS = {
     "OutOfBounds": "an index is past the end: who has no element must neither load nor store.",
     "UninitializedRead": "something is read before anything was written to it.",
 }
+SERIAL = (
+    "one thread goes through what all threads should share. A kernel says what one thread does; the launch starts it "
+    "for all of them, each with a number of its own."
+)
 ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
 
 
@@ -57,11 +65,14 @@ def judge(exercise, path, tell=lambda **event: None):
                     break
         criteria["bill"]["rows"] = list(rows.values())
         moved = any(row["counted"] for row in rows.values())
+        if criteria["strict"]["passed"] is None:  # no launch was stopped: what was not found wrong is right
+            for criterion in ("correct", "strict", "bill") if moved else ("correct", "strict"):
+                criteria[criterion]["passed"] = criteria[criterion]["passed"] is not False
+        if all(criteria[criterion]["passed"] for criterion in ("correct", "strict", "bill")):
+            tell(at="run", input=name)
+            criteria["parallel"] = shared_out(exercise, path, launch, trusted)
     except Refused as refusal:
         return {"passed": False, "message": str(refusal), "criteria": criteria}
-    if criteria["strict"]["passed"] is None:  # no launch was stopped: what was not found wrong is right
-        for name in CRITERIA if moved else ("correct", "strict"):
-            criteria[name]["passed"] = criteria[name]["passed"] is not False
     return {"passed": all(verdict["passed"] for verdict in criteria.values()), "message": None, "criteria": criteria}
 
 
@@ -168,10 +179,10 @@ def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
             f"`{exercise.answer}` launched no kernel: its bill shows no loads and no stores. NumPy's answer is the "
             "specification; here a kernel of your own is to give it, launched by nf.launch."
         )
-    fault = criteria["correct"]["message"] or wrong(exercise, got, trusted, sizes, name, inputs)
+    fault = changed(exercise, bill, name) or wrong(exercise, got, trusted, sizes, name, inputs)
     if fault:
         criteria["correct"] = {"passed": False, "message": fault}
-    over(exercise, bill, sizes, name, criteria, rows)
+    over(exercise, bill, sizes, name, criteria, rows, fault)
     return not fault
 
 
@@ -183,7 +194,7 @@ def ran(exercise, path, launch, name, inputs, criteria):
     except Refused:
         raise
     except errors.Unsupported as error:
-        raise Refused(f"The kernel cannot be run: {in_file(path, str(error))}.\n\n{ONLY}") from None
+        raise Refused(f"The kernel cannot be run: {unsupported(path, error)}\n\n{ONLY}") from None
     except (errors.SharedMemoryError, errors.OutOfMemory) as error:
         raise Refused(f"{error}") from None
     except errors.KernelError as error:
@@ -196,16 +207,17 @@ def ran(exercise, path, launch, name, inputs, criteria):
     except Exception as error:
         where = at_line(path, error)
         raise Refused(f"It stops{where} for {name}, with {type(error).__name__}: {error!s:.300}") from None
-    for before, after, parameter in zip(inputs, given, function_of_inputs(exercise), strict=True):
-        if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
-            message = f"Your kernel changed {parameter}, its input, for {name}. Store to the result alone."
-            criteria["correct"] = {"passed": False, "message": message}
     return found if isinstance(found, tuple) else (found,)
 
 
-def function_of_inputs(exercise):
+def changed(exercise, bill, name):
+    """The message for a kernel that stores to one of its inputs, or None."""
     code = exercise.trusted().specification.__code__
-    return code.co_varnames[: code.co_argcount]
+    for parameter in code.co_varnames[: code.co_argcount]:
+        counts = [tensors[parameter] for tensors in bill.kernels.values() if parameter in tensors]
+        if any(count.stores or count.atomics for count in counts):
+            return f"Your kernel changed {parameter}, its input, for {name}. Store to the result alone."
+    return None
 
 
 def in_file(path, message):
@@ -213,14 +225,27 @@ def in_file(path, message):
     return message.replace(f"{path}, ", "")
 
 
+def unsupported(path, error):
+    """What an engine said of a kernel that it cannot run, without what the compiler says, which is not for readers."""
+    said, compiler, _ = in_file(path, str(error)).partition(" cannot be compiled: ")
+    if not compiler:
+        return f"{said}."
+    line = f"\n\n{shown(path, [error.line])}" if error.file == str(path) else ""
+    return f"{said} cannot be compiled.{line}"
+
+
+def shown(path, lines):
+    """These lines of the file, numbered."""
+    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    return "".join(f"    {number}  {text[number - 1].strip()}\n" for number in lines)
+
+
 def stopped(exercise, path, error, name):
     kind = type(error).__name__
     likely = exercise.faults.get(f"{kind} {error.tensor}") or exercise.faults.get(kind) or FAULTS.get(kind, "")
     said = in_file(path, str(error))
     lines = {error.line, *map(int, re.findall(r"in line (\d+)", said))} if error.file == str(path) else set()
-    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    shown = "".join(f"    {number}  {text[number - 1].strip()}\n" for number in sorted(lines))
-    return f"{kind} for {name}. {said}.\n\n{shown}\nLikely: {likely}"
+    return f"{kind} for {name}. {said}.\n\n{shown(path, sorted(lines))}\nLikely: {likely}"
 
 
 # --- correctness ------------------------------------------------------------------------------------------------------
@@ -332,8 +357,11 @@ def alike(x, y):
 # --- the bill ---------------------------------------------------------------------------------------------------------
 
 
-def over(exercise, bill, sizes, name, criteria, rows):
-    """Enter the lines of the bill for this input; the first input, and the first at which a line is too high, stay."""
+def over(exercise, bill, sizes, name, criteria, rows, fault):
+    """Enter the lines of the bill for this input; the first input, and the first at which a line is too high, stay.
+
+    What is likely is left out where the output is wrong and the line hardly too high: the fault may be all there is.
+    """
     counted = {}
     for tensors in bill.kernels.values():
         for tensor, count in tensors.items():
@@ -353,8 +381,8 @@ def over(exercise, bill, sizes, name, criteria, rows):
             likely = bound.likely if bound else f"{key[0]} has no {key[1]} in this exercise"
             detail = largest(bill) if key == total else ""
             more = f" = {row['formula']}, {moved / most:.3g} times as much" if most else ""
-            add(criteria["bill"], f"{key[0]} {key[1]} {moved:,}, at most {most:,}{more}, for {name}.{detail} "
-                f"Likely: {likely}.")  # fmt: skip
+            likely = "" if fault and moved <= FAR * most else f" Likely: {likely}."
+            add(criteria["bill"], f"{key[0]} {key[1]} {moved:,}, at most {most:,}{more}, for {name}.{detail}{likely}")
         elif moved or most:
             rows.setdefault(key, row)
 
@@ -374,6 +402,73 @@ def largest(bill):
         if getattr(count, kind)
     ]
     return " Most of it: " + ", ".join(f"{what} {number:,}" for number, what in sorted(lines, reverse=True)[:3]) + "."
+
+
+# --- who does the work ------------------------------------------------------------------------------------------------
+
+
+def shared_out(exercise, path, launch, trusted):
+    """The criterion "parallel": whether no thread does more than its share, on one input, recorded."""
+    name, inputs = list(exercise.inputs())[exercise.counted_on]
+    sizes = exercise.all_sizes(trusted, inputs)
+    try:
+        with own_kernels_alone(), not_strict(), nf.recording() as record:
+            launch(*(np.array(x) if isinstance(x, np.ndarray) else x for x in inputs))
+    except Refused:
+        raise
+    except Exception as error:
+        message = f"What each thread does could not be counted, for {name}: {in_file(path, str(error)):.300}."
+        return {"passed": False, "message": message}
+    for one in record.launches:
+        for share in exercise.share:
+            fault = too_much(one, share, sizes)
+            if fault:
+                return {"passed": False, "message": f"{fault} (For {name}.) Likely: {SERIAL}"}
+    return {"passed": True, "message": ""}
+
+
+def too_much(launch, share, sizes):
+    """What the busiest thread of a recorded launch does beyond its share, as sentences; or None."""
+    space = {"HBM": "global", "shared memory": "shared"}[share.space]
+    numbers = [number for number, array in enumerate(launch.arrays) if array and array.space == space]
+    there = (launch.kind != access.NOTE) & np.isin(launch.array, numbers)
+    threads = int(np.prod(launch.block))
+    block = np.searchsorted(launch.ends, np.flatnonzero(there), side="right")
+    done = np.bincount(block * threads + launch.thread[there], minlength=len(launch.blocks) * threads)
+    done = done.reshape(len(launch.blocks), threads)
+    most, allowed = done.max(), share.value(sizes)
+    if most <= allowed:
+        return None
+    at, thread = map(int, np.unravel_index(done.argmax(), done.shape))
+    who = f"Thread {place_of(position(thread, launch.block), launch.block)}"
+    whose = f"block {place_of(launch.blocks[at], launch.grid)}"
+    if threads == 1:
+        does = f"{whose[0].upper()}{whose[1:]} has one thread, which does all its work"
+    elif most >= NEARLY_ALL * done[at].sum():
+        does = f"{who} does {'all' if most == done[at].sum() else 'nearly all'} the work of {whose}"
+    else:
+        does = f"{who} of {whose} does more than its share"
+    return (
+        f"{does}: {most:,} loads and stores in {share.space}, where each thread should do at most {allowed:,} = "
+        f"{share}, {share.why}."
+    )
+
+
+def place_of(position, extent):
+    """ "3", or "(3, 0)" where there is more than one axis."""
+    axes = max([1, *(axis + 1 for axis, size in enumerate(extent) if size > 1)])
+    return str(position[0]) if axes == 1 else f"({', '.join(map(str, position[:axes]))})"
+
+
+@contextlib.contextmanager
+def not_strict():
+    """In the body launches are not strict: a recording follows no races."""
+    before = os.environ.pop("NUMBA_FLASH_STRICT", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["NUMBA_FLASH_STRICT"] = before
 
 
 # --- the process that the sandbox starts ------------------------------------------------------------------------------

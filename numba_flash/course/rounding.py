@@ -73,13 +73,29 @@ class Rounded(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _matmul(r, a, b, da, db):
-    return np.abs(a) @ db + da @ np.abs(b) + a.shape[-1] * U * (np.abs(a) @ np.abs(b))
+    rounds = ~np.logical_and.outer(_one_power(a, -1), _one_power(b, 0))
+    return np.abs(a) @ db + da @ np.abs(b) + rounds * a.shape[-1] * U * (np.abs(a) @ np.abs(b))
+
+
+def _multiply(r, a, b, da, db):
+    rounds = ~(_power(a) | _power(b))
+    return np.abs(a) * db + np.abs(b) * da + rounds * U * np.abs(r)
+
+
+def _power(x):
+    """Where x is ± a power of 2: a product with it is exact in any format with room for its exponent."""
+    return np.abs(np.frexp(x)[0]) == 0.5
+
+
+def _one_power(x, axis):
+    """Where all of x along an axis is ± the same power of 2: sums of a few products of such are exact in any order."""
+    return (np.abs(x) == np.abs(x).max(axis=axis, keepdims=True)).all(axis=axis) & _power(x).all(axis=axis)
 
 
 _RULES = {  # the result, the operands and their errors -> the error of the result
     np.add: lambda r, a, b, da, db: da + db + U * np.abs(r),
     np.subtract: lambda r, a, b, da, db: da + db + U * np.abs(r),
-    np.multiply: lambda r, a, b, da, db: np.abs(a) * db + np.abs(b) * da + U * np.abs(r),
+    np.multiply: _multiply,
     np.true_divide: lambda r, a, b, da, db: (da + np.abs(r) * db) / np.abs(b) + U * np.abs(r),
     np.matmul: _matmul,
     np.negative: lambda r, a, da: da,

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from numba import types
+from numba.core.registry import cpu_target
 
 from numba_flash import __main__ as cli
+from numba_flash import report
 from numba_flash.course import check, sandbox
 from numba_flash.course.exercise import folder, hole, with_hole
 from numba_flash.course.exercises import EXERCISES
@@ -151,6 +154,88 @@ def test_answers_that_cannot_be_judged(text, says):
     assert not verdict["passed"]
     assert numbered(says) in verdict["message"]
     assert "Traceback" not in verdict["message"] and str(path.parent) not in verdict["message"]
+
+
+def test_what_the_compiler_says_is_not_shown():
+    text = solved("Z[i] = factor * X[i] + Y[i]", "Z[:] = factor * X + Y")
+    message = judge(GUARD, answer(text))["message"]
+    assert numbered("add (line {Z[i]}) cannot be compiled.\n\n    {Z[i]}  Z[:] = factor * X + Y\n") in message
+    assert message.endswith("nothing on whole arrays.)") and "np.float" not in message and "array(" not in message
+
+
+def test_who_does_all_the_work_is_named():
+    loop = solved("Z[i] = factor * X[i] + Y[i]", "pass").replace(
+        "i = cuda.grid(1)\n    if i < X.shape[0]:\n        pass",
+        "i = cuda.grid(1)\n    if cuda.threadIdx.x == 5 and cuda.blockIdx.x == 1:\n"
+        "        for k in range(X.shape[0]):\n            Z[k] = factor * X[k] + Y[k]",
+    )
+    verdict = judge(GUARD, answer(loop))
+    assert not verdict["criteria"]["correct"]["passed"]  # one block, N = 1: nobody is in block 1
+    assert verdict["criteria"]["parallel"] == {"passed": None, "message": ""}
+    verdict = judge(GUARD, answer(loop.replace("== 5 and cuda.blockIdx.x == 1", "== 5 and cuda.blockIdx.x == 0")))
+    parallel = verdict["criteria"]["parallel"]
+    assert not verdict["passed"] and not parallel["passed"]
+    assert "Thread 5 does all the work of block 0: 3,000 loads and stores in HBM" in parallel["message"]
+
+
+def test_a_likely_mistake_of_the_bill_is_left_out_where_the_output_explains_it():
+    exercise = EXERCISES["04_online"]
+    text = solved("for j in range(S.shape[1]):", "for j in range(S.shape[1] - 1):", exercise)
+    text = text.replace(
+        "        O[i] =", "        if S[i, 0] > float32(0):\n            l_i += float32(1)\n        O[i] ="
+    )
+    criteria = judge(exercise, answer(text, "04_online.py"))["criteria"]
+    assert not criteria["correct"]["passed"] and "Likely" not in criteria["bill"]["message"]
+    text = text.replace("s = S[i, j]", "s = S[i, j] + S[i, j] - S[i, j]")
+    assert "Likely: S is loaded twice" in judge(exercise, answer(text, "04_online.py"))["criteria"]["bill"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("02_scores", "acc = float32(0)", "acc = 0.0", "`acc` begins with 0.0 and is float64"),
+        ("02_scores", "acc = float32(0)", "acc = 0", "`acc` begins with 0 and is float64|begin with float32(0)."),
+        ("02_scores", "acc * scale", "acc * 1.5", "computes in float64|because of 1.5: write float32(1.5)."),
+        (
+            "02_softmax",
+            "m = float32(-math.inf)\n        for",
+            "m = -math.inf\n        for",
+            "`m` begins with -math.inf",
+        ),
+        ("02_softmax", "max(m, S[i, j])", "max(m, S[i, j], 0.0)", "because of 0.0"),
+        ("05_attention", "l_i = float32(0)", "l_i = 0.0", "`l_i` begins with 0.0"),
+        ("05_attention", "if i < N else float32(0)", "if i < N else 0", "because of 0: write float32(0)."),
+        ("07_recompute", "s, dp = float32(0), float32(0)", "s = dp = 0", "`s` begins with 0|"),
+    ],
+)
+def test_a_note_on_float64(name, old, new, says):
+    exercise = EXERCISES[name]
+    changed = solved(old, new, exercise)
+    line = changed[: changed.index(new)].count("\n") + 1
+    note, *_ = check.remarks(exercise, changed)
+    assert re.match(rf"Line ({line}|{line + 1})\b", note) and all(part in note for part in says.split("|"))
+
+
+def test_no_note_on_float64_where_there_is_none():
+    for exercise in EXERCISES.values():
+        assert check.remarks(exercise, exercise.solution) == []
+    loop = solved("half //= 2", "half = half // 2\n        k = 0\n        k += 1", EXERCISES["00_reduce"])
+    assert check.remarks(EXERCISES["00_reduce"], loop) == []
+    power = solved("acc * scale", "acc ** 2 * scale", EXERCISES["02_scores"])
+    assert check.remarks(EXERCISES["02_scores"], power) == []
+    joined = cpu_target.typing_context.unify_types
+    assert joined(types.int64, types.float32) == joined(types.float64, types.float32) == types.float64
+
+
+def test_paths_in_the_table_of_a_class_stay_in_one_line(capsys):
+    verdict = {"exercise": "00_guard", "criteria": {}, "passed": False, "seconds": 12.5}
+    files = [f"a/lessons/exercises/{name}/00_guard.py" for name in ("solutions", "b", "of_a_long_long_name")]
+    table, *_ = check.page([verdict | {"file": file} for file in files])
+    report.console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    shown = [line.split()[0] for line in lines[1:]]
+    assert shown == ["solutions/00_guard.py", "b/00_guard.py", "…" + files[2][1 - check.PATH :]]
 
 
 def test_an_answer_that_writes_to_its_input():
@@ -344,7 +429,7 @@ def test_a_class_is_graded_in_one_call(run):
     assert (
         ada["passed"] and ada["exercise"] == "00_guard" and ada["file"].endswith("ada/00_guard.py".replace("/", os.sep))
     )
-    assert [ada["criteria"][name]["passed"] for name in ("correct", "strict", "bill")] == [True] * 3
+    assert [ada["criteria"][name]["passed"] for name in ("correct", "strict", "bill", "parallel")] == [True] * 4
     assert ada["seconds"] < 15 and ada["criteria"]["bill"]["rows"][0]["counted"] == 1000
     assert bob["passed"] is False and "the factor is left out" in bob["criteria"]["correct"]["message"]
     assert eve["passed"] is False and "Line 1 is not Python" in eve["message"]

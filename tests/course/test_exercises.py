@@ -8,7 +8,8 @@ import pytest
 
 from numba_flash.course.exercise import folder, hole, with_hole
 from numba_flash.course.exercises import EXERCISES
-from numba_flash.course.judge import judge
+from numba_flash.course.judge import fits, judge
+from numba_flash.course.rounding import truth_and_limit
 
 from .wrong import WRONG
 
@@ -77,15 +78,48 @@ def test_a_solution_passes_and_its_bill_is_the_bound(name):
     assert {(row["tensor"], row["kind"]) for row in rows} == {
         (b.tensor, b.kind) for b in exercise.bill if b.formula != "0"
     }
-    if name not in ("04_merge", "05_rescale", "05_attention"):  # who has no key loads no O; who keeps L stores it, too
+    if name not in ("04_merge", "05_rescale"):  # who has no key loads no O
         assert all(row["counted"] == row["bound"] for row in rows)
+
+
+@pytest.mark.course
+@ALL
+def test_a_solution_runs_on_the_device_of_this_machine(name, monkeypatch):
+    """Not strict, and on a GPU where there is one."""
+    monkeypatch.delenv("NUMBA_FLASH_DEVICE")
+    monkeypatch.delenv("NUMBA_FLASH_STRICT")
+    exercise = EXERCISES[name]
+    solution = exercise.trusted()
+    launch = getattr(solution, "launch", getattr(solution, exercise.answer))
+    for case, inputs in exercise.inputs():
+        got = launch(*inputs)
+        expected = truth_and_limit(solution.specification, inputs)
+        for x, (truth, limit) in zip(got if isinstance(got, tuple) else (got,), expected, strict=True):
+            assert fits(x, truth, limit).all(), case
+
+
+def test_no_start_below_which_scores_can_be():
+    """A row of scores far below any number that one may choose, and the limit for it is that of rounding."""
+    for name in ("02_softmax", "04_online", "05_flash2", "05_attention", "06_no_matrix", "11_split"):
+        exercise = EXERCISES[name]
+        specification = exercise.trusted().specification
+        told = False
+        for _, inputs in exercise.inputs():
+            mistakes = [m for m in exercise.mistakes if "begins at a finite number" in m.says]
+            (truth, limit), *_ = truth_and_limit(specification, inputs)
+            with np.errstate(all="ignore"):
+                told |= all((~fits(m.outputs(*inputs), truth, limit)).any() for m in mistakes)
+            assert mistakes and np.median(limit) < 1e-2, name
+        assert told, name
 
 
 RIGHT_REASON = {
     "00_reduce": "correct: nothing was added",
     "03_tile": "correct: S[0, 0] is 0",
     "05_rescale": "correct: O[0, 0] is 0",
+    "05_flash2": "correct: O[0, 0] is nan",
     "05_attention": "message: launched no kernel",
+    "07_recompute": "correct: dQ[0, 0] is 0",
     "08_skip": "bill: `keys` is too large",
     "10_blocks": "strict: no thread loaded",
 }

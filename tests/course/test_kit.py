@@ -176,15 +176,16 @@ def test_every_exercise_has_its_rubric():
 def test_the_points_of_a_class(tmp_path, monkeypatch, capsys):
     passed, failed, unjudged = {"passed": True}, {"passed": False}, {"passed": None}
     verdicts = [
-        ("ann.py", None, {"correct": passed, "strict": passed, "bill": passed}),
-        ("bob.py", None, {"correct": passed, "strict": failed, "bill": unjudged}),
+        ("ann.py", None, {"correct": passed, "strict": passed, "bill": passed, "parallel": passed}),
+        ("bob.py", None, {"correct": passed, "strict": failed, "bill": unjudged, "parallel": unjudged}),
+        ("one.py", None, {"correct": passed, "strict": passed, "bill": passed, "parallel": failed}),
         ("eve.py", "stopped after 30 s", {}),
     ]
     keys = "file", "message", "criteria"
     (tmp_path / "grades.json").write_text(json.dumps([dict(zip(keys, verdict, strict=True)) for verdict in verdicts]))
     monkeypatch.chdir(tmp_path)
     exec(next(text for language, text in BLOCKS if language == "python grades"), {})
-    assert capsys.readouterr().out == "ann.py\t10\t\nbob.py\t5\t\neve.py\t0\tstopped after 30 s\n"
+    assert capsys.readouterr().out == "ann.py\t10\t\nbob.py\t5\t\none.py\t7\t\neve.py\t0\tstopped after 30 s\n"
 
 
 def test_the_glossary_is_in_order_and_the_lessons_use_its_terms():

@@ -42,11 +42,16 @@ def test_a_sum_a_product_and_an_exponential_by_hand():
     x = Rounded([1.0, 2.0, 4.0])
     assert not x.error.any()
     assert x.sum().error == 2 * u * 7
-    assert (x * x).error.tolist() == [u, 4 * u, 16 * u]
-    assert ((x * x) + x).error.tolist() == [u + 2 * u, 4 * u + 6 * u, 16 * u + 20 * u]
+    assert not (x * x).error.any() and not (Rounded([3.1]) * x).error.any()  # powers of 2
+    assert (Rounded([3.0, 5.0]) * Rounded([3.0, 3.0])).error.tolist() == [9 * u, 15 * u]
+    ones = Rounded([[2.0, -2.0, 2.0]])
+    assert not (ones @ Rounded([[4.0], [4.0], [-4.0]])).error.any()
+    assert (ones @ Rounded([[4.0], [4.0], [-8.0]])).error.item() == 3 * u * 32
+    y = Rounded([3.0, 5.0, 7.0])
+    assert ((y * y) + y).error.tolist() == [9 * u + 12 * u, 25 * u + 30 * u, 49 * u + 56 * u]
     assert (x @ x).error == 3 * u * 21
     assert np.allclose(np.exp(x).error, 4 * u * np.exp(x.value))
-    assert np.allclose(np.exp(x * x).error, np.exp(x.value**2) * (x.value**2 * u + 4 * u), rtol=1e-5)
+    assert np.allclose(np.exp(y * y).error, np.exp(y.value**2) * (y.value**2 * u + 4 * u), rtol=1e-5)
     hidden = np.exp(Rounded([-np.inf]) - 3)
     assert hidden.value == 0 and hidden.error == 0
 

@@ -1,5 +1,7 @@
 """Wrong answers, as students write them: text of a solution that becomes another, and what the message must teach."""
 
+from numba_flash.course.exercises import EXERCISES
+
 BARRIER = "cuda.syncthreads()"
 TILES_DONE = f"        {BARRIER}\n        # --- end"
 SKIP = "        if block_mask[cuda.blockIdx.x, j // Bc] == 0:\n            continue\n"
@@ -9,8 +11,55 @@ LOADS = f"""        for e in range(r, min(Bc, N_k - j) * d, Br):
         {BARRIER}
 """
 HOST = """    O = nf.empty(Q.shape, np.float32)
+    Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
     nf.launch(make_forward(Q.shape[1]), -(-len(Q) // Br), Br, Q, K, V, O, scale)
     return nf.to_host(O)"""
+
+ONE_THREAD = """def make_forward(d):
+    @cuda.jit
+    def forward(Q, K, V, O, scale):
+        Q_i = cuda.local.array((Br, d), float32)
+        O_i = cuda.local.array((Br, d), float32)
+        l_i = cuda.local.array(Br, float32)
+        m_i = cuda.local.array(Br, float32)
+        K_j = cuda.local.array(d, float32)
+        V_j = cuda.local.array(d, float32)
+        first = cuda.blockIdx.x * Br
+        rows = min(Br, Q.shape[0] - first)
+        for r in range(rows):
+            l_i[r] = float32(0)
+            m_i[r] = float32(-math.inf)
+            for t in range(d):
+                Q_i[r, t] = Q[first + r, t]
+                O_i[r, t] = float32(0)
+        for j in range(K.shape[0]):
+            for t in range(d):
+                K_j[t] = K[j, t]
+                V_j[t] = V[j, t]
+            for r in range(rows):
+                s = float32(0)
+                for t in range(d):
+                    s += Q_i[r, t] * K_j[t]
+                s *= scale
+                m_new = max(m_i[r], s)
+                old = math.exp(m_i[r] - m_new)
+                p = math.exp(s - m_new)
+                l_i[r] = l_i[r] * old + p
+                m_i[r] = m_new
+                for t in range(d):
+                    O_i[r, t] = O_i[r, t] * old + p * V_j[t]
+        for r in range(rows):
+            for t in range(d):
+                O[first + r, t] = O_i[r, t] / l_i[r]
+
+    return forward
+"""
+
+ATTENTION = EXERCISES["05_attention"].solution
+KERNEL = ATTENTION[ATTENTION.index("def make_forward") : ATTENTION.index("# --- end of your code")]
+ONE_THREAD += ATTENTION[ATTENTION.index("\n\ndef attention") : ATTENTION.index("# --- end of your code")].replace(
+    "Br, Q, K", "1, Q, K"
+)
 
 # exercise: [(old text, new text, what the message says)], the criterion that fails first before a colon
 WRONG = {
@@ -33,6 +82,12 @@ WRONG = {
             "Z[i] = factor * X[i]\n        Z[i] = Z[i] + Y[i]",
             "bill: Z loads 1,000|no loads",
         ),
+        (
+            "if i < X.shape[0]:\n        Z[i] = factor * X[i] + Y[i]",
+            "if i == 0:\n        for k in range(X.shape[0]):\n            Z[k] = factor * X[k] + Y[k]",
+            "parallel: Thread 0 does all the work of block 0: 3,000 loads and stores in HBM|at most 3 = 3|"
+            "what one thread does",
+        ),
     ],
     "00_reduce": [
         (
@@ -48,6 +103,12 @@ WRONG = {
         ),
         ("while half > 0:", "while half > 1:", "correct: that with half = 1"),
         ("if tx < half:", "if tx <= half:", "strict: |tx"),
+        (
+            "while half > 0:\n        if tx < half:\n            tile[tx] += tile[tx + half]\n        "
+            f"{BARRIER}\n        half //= 2",
+            "if tx == 0:\n        for k in range(1, B):\n            tile[0] += tile[k]",
+            "parallel: Thread 0 of block 0 does more than its share: 191|in shared memory|2·(3·log₂B + 2)",
+        ),
     ],
     "01_fuse": [
         ("math.exp(S[i] - m) / l\n    # --- end", "math.exp(S[i] - m)\n    # --- end", "correct: not divided by l yet"),
@@ -75,8 +136,21 @@ WRONG = {
             "for t in range(Q.shape[1]):\n            S[i, j] += Q[i, t] * K[j, t] * scale",
             "strict: UninitializedRead|Let it grow in a variable",
         ),
+        (
+            "if i < S.shape[0] and j < S.shape[1]:\n        acc = float32(0)\n        for t in range(Q.shape[1]):\n"
+            "            acc += Q[i, t] * K[j, t]\n        S[i, j] = acc * scale",
+            "if i == 0 and j == 0:\n        for a in range(S.shape[0]):\n            for b in range(S.shape[1]):\n"
+            "                acc = float32(0)\n                for t in range(Q.shape[1]):\n"
+            "                    acc += Q[a, t] * K[b, t]\n                S[a, b] = acc * scale",
+            "parallel: Thread (0, 0) does all the work of block (0, 0): 27,000|at most 27 = 2·d + 1",
+        ),
     ],
     "02_softmax": [
+        (
+            "m = float32(-math.inf)\n        for",
+            "m = float32(-1e30)\n        for",
+            "correct: m begins at a finite number|all in rows 5, 19, 33",
+        ),
         ("            m = max(m, S[i, j])\n", "            m = float32(0)\n", "correct: maximum is not subtracted"),
         (
             "m = float32(-math.inf)\n        for",
@@ -108,6 +182,14 @@ WRONG = {
         ("range(0, Q.shape[1], T)", "range(0, Q.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
         ("* K_j[tx, t]", "* load_or_zero(K, col, t0 + t)", "bill: K loads|N_k·d·⌈N/T⌉|use K_j[tx, t]"),
         ("load_or_zero(Q, row, t0 + tx)", "Q[row, t0 + tx]", "strict: OutOfBounds|load with load_or_zero"),
+        (
+            "Q_i[ty, tx] = load_or_zero(Q, row, t0 + tx)\n"
+            "        K_j[ty, tx] = load_or_zero(K, cuda.blockIdx.x * T + ty, t0 + tx)",
+            "if tx == 0 and ty == 0:\n            for a in range(T):\n                for b in range(T):\n"
+            "                    Q_i[a, b] = load_or_zero(Q, cuda.blockIdx.y * T + a, t0 + b)\n"
+            "                    K_j[a, b] = load_or_zero(K, cuda.blockIdx.x * T + a, t0 + b)",
+            "parallel: Thread (0, 0) of block (0, 0) does more than its share: 209|2·⌈d/T⌉ + 1",
+        ),
     ],
     "03_output": [
         ("range(0, P.shape[1], T)", "range(0, P.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
@@ -124,6 +206,7 @@ WRONG = {
         ("lO_i = lO_i * old + p", "lO_i = lO_i + p", "correct: l·O is not rescaled"),
         ("l_i = l_i * old + p\n", "l_i = l_i + p\n", "correct: l is not rescaled"),
         ("m_i = float32(-math.inf)", "m_i = float32(0)", "correct: m begins at 0"),
+        ("m_i = float32(-math.inf)", "m_i = float32(-1e30)", "correct: m begins at a finite number"),
         ("lO_i / l_i if l_i != float32(0) else float32(0)", "lO_i / l_i", "correct: l is 0, and 0/0 is nan"),
         ("O[i] = lO_i / l_i if", "O[i] = lO_i if", "correct: it is not divided by l"),
         (
@@ -159,7 +242,22 @@ WRONG = {
         ),
         ("/ l_new if l_new != float32(0) else float32(0)", "/ l_new", "correct: 0/0 is nan"),
     ],
+    "05_flash2": [
+        ("O_i[t] *= old", "O_i[t] *= float32(1)", "correct: O_i is not rescaled"),
+        ("        l_i *= old\n", "", "correct: l_i is not rescaled"),
+        ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
+        ("        m_i = m_new\n", "", "correct: m_i becomes m_new"),
+        ("m_new = m_i", "m_new = float32(-1e30)", "correct: m_new begins at a finite number"),
+        ("O_i[t] += p * V_j[c, t]", "O_i[t] += p * V[j + c, t]", "bill: V loads|use V_j, in shared memory"),
+        (
+            "for c in range(keys):\n            p",
+            "for c in range(Bc):\n            p",
+            "correct: Keys of the tile before count twice|range(keys)",
+        ),
+    ],
     "05_attention": [
+        ("m_i = float32(-math.inf)", "m_i = float32(-1e30)", "correct: m begins at a finite number"),
+        (KERNEL, ONE_THREAD, "parallel: Block 0 has one thread, which does all its work"),
         (
             f"            {BARRIER}\n            m_new",
             "            m_new",
@@ -184,6 +282,7 @@ WRONG = {
         ("O[i, t] = O_i[t] / l", "O[i, t] = O_i[t]", "correct: not divided by l"),
         ("s += Q_i[t] * K[j, t]", "s += Q[i, t] * K[j, t]", "bill: Q loads|use Q_i, in registers"),
         ("O_i[t] += p", "O_i[t] = p", "correct: replaced, not added to"),
+        ("m = float32(-math.inf)", "m = float32(-1e30)", "correct: m begins at a finite number"),
     ],
     "07_delta": [
         ("D_i += dO[i, t] * O[i, t]", "D_i += O[i, t]", "correct: dO is left out"),
@@ -197,11 +296,13 @@ WRONG = {
         ("D_i += dO[i, t] * O[i, t]", "D_i = dO[i, t] * O[i, t]", "correct: Only the last column counts"),
     ],
     "07_recompute": [
-        ("s * scale - L[i]", "s - L[i]", "correct: not multiplied by scale"),
-        ("(dp - D[i])", "dp", "correct: D is not subtracted"),
-        ("s * scale - L[i]", "s * scale + L[i]", "correct: L has the wrong sign"),
-        ("p * (dp - D[i])", "p * (dp - D[i]) * scale", "correct: The scale comes in later"),
-        ("dp += dO[i, t] * V[j, t]", "dp += dO[j, t] * V[j, t]", "strict: OutOfBounds|are queries, i"),
+        ("s * scale - L_i", "s - L_i", "correct: not multiplied by scale"),
+        ("* (dp - D_i)", "* dp", "correct: D is not subtracted"),
+        ("s * scale - L_i", "s * scale + L_i", "correct: L has the wrong sign"),
+        ("* (dp - D_i)", "* (dp - D_i) * scale", "correct: scale comes twice"),
+        ("dQ_i[t] += ds", "dQ_i[t] = ds", "correct: Only the last key counts"),
+        ("dp += dO_i[t] * V_j[c, t]", "dp += dO_i[t] * V[j + c, t]", "bill: V loads|use V_j, in shared memory"),
+        ("s += Q_i[t] * K_j[c, t]", "s += Q_i[t] * K_j[r, t]", "strict: OutOfBounds|keys of the tile, c"),
     ],
     "08_causal": [
         ("j <= i + N_k - N:", "j <= i:", "correct: The last query belongs to the last key"),
@@ -256,5 +357,11 @@ WRONG = {
         ("acc / l if l != float32(0) else float32(0)", "acc / l", "correct: 0/0 is nan"),
         ("m = max(m, m_i[s])", "m = max(m, m_s[s, i])", "bill: m_s loads|let thread t fetch"),
         ("m = float32(-math.inf)", "m = float32(0)", "correct: m begins at 0"),
+        ("m = float32(-math.inf)", "m = float32(-1e30)", "correct: m begins at a finite number"),
+        (
+            "if t < n:\n        m_i[t] = m_s[t, i]\n        l_i[t] = l_s[t, i]",
+            "if t == 0:\n        for s in range(n):\n            m_i[s] = m_s[s, i]\n            l_i[s] = l_s[s, i]",
+            "parallel: Thread 0 of block 0 does more than its share|n + 3",
+        ),
     ],
 }

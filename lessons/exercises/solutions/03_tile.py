@@ -5,7 +5,8 @@ step along d. Each thread loads one element of Q_i and one of K_j, and adds to `
 own score. Mind the two barriers.
 
 Q is (N, d), K is (N_k, d), S is (N, N_k). `row` is the query of this thread, `col` its key; `load_or_zero` gives 0
-outside a matrix. The bill it must meet:
+outside a matrix. Let neighbours along x load neighbours in HBM, so tx is the column: a GPU fetches neighbours together
+(such loads are coalesced). Loaded the other way round, the bill is the same and the time is not. The bill it must meet:
 
     Q  loads   N·d·⌈N_k/T⌉
     K  loads   N_k·d·⌈N/T⌉
@@ -61,5 +62,5 @@ def scores(Q, K, S, scale):
 def launch(Q, K, scale):
     N, N_k = len(Q), len(K)
     S = nf.empty((N, N_k), np.float32)
-    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), Q, K, S, scale)
+    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), nf.to_device(Q), nf.to_device(K), S, scale)
     return nf.to_host(S)

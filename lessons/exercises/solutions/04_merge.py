@@ -69,5 +69,6 @@ def merge(m_1, l_1, O_1, m_2, l_2, O_2, m, l, O):
 
 def launch(m_1, l_1, O_1, m_2, l_2, O_2):
     m, l, O = nf.empty(m_1.shape, np.float32), nf.empty(l_1.shape, np.float32), nf.empty(O_1.shape, np.float32)
-    nf.launch(merge, -(-len(m_1) // B), B, m_1, l_1, O_1, m_2, l_2, O_2, m, l, O)
+    parts = (nf.to_device(x) for x in (m_1, l_1, O_1, m_2, l_2, O_2))
+    nf.launch(merge, -(-len(m_1) // B), B, *parts, m, l, O)
     return nf.to_host(m), nf.to_host(l), nf.to_host(O)

@@ -73,5 +73,6 @@ def merge_splits(O_s, m_s, l_s, O):
 
 def launch(O_s, m_s, l_s):
     O = nf.empty(O_s.shape[1:], np.float32)
+    O_s, m_s, l_s = nf.to_device(O_s), nf.to_device(m_s), nf.to_device(l_s)
     nf.launch(merge_splits, O.shape[0], B, O_s, m_s, l_s, O)
     return nf.to_host(O)

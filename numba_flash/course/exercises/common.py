@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..exercise import Mistake
+
 SCALE = np.float32(0.4)  # of no meaning, so that a scale that is left out, or taken for 1/√d, shows
 
 
@@ -17,6 +19,10 @@ def cases(seed, make, *sizes):
     return inputs
 
 
+LOWEST = np.float32(-(2.0**101))  # a score below every number that one may choose in place of -∞
+SENTINEL = np.float32(-1e30)
+
+
 def normal(rng, *shape, size=1.0, mean=0.0):
     return (size * rng.standard_normal(shape) + mean).astype(np.float32)
 
@@ -24,6 +30,31 @@ def normal(rng, *shape, size=1.0, mean=0.0):
 def qkv(rng, N, N_k, d):
     """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong."""
     return normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
+
+
+def lowest(rng, N, N_k, d):
+    """As qkv, but every score is LOWEST with a scale of 1/4, without any rounding: d is a power of 2."""
+    shape = (N, d), (N_k, d)
+    Q, K = (np.full(size, value, np.float32) for size, value in zip(shape, (-(2.0**4), 2.0**99 / d), strict=True))
+    return Q, K, normal(rng, N_k, d, mean=1.0)
+
+
+def attention_inputs(rng, N, N_k, d, low=False):
+    """Q, K, V and scale."""
+    return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), SCALE)
+
+
+def finite_start(what="m", *, guarded):
+    """The mistakes of attention whose m begins at a finite number: l is 0, and O is nan, or 0 if that is guarded."""
+
+    def outputs(Q, K, V, scale):
+        S = scale * (Q @ K.T)
+        P = np.exp(S - np.maximum(S.max(axis=1, keepdims=True), SENTINEL))
+        l = P.sum(axis=1, keepdims=True)
+        return P @ V / (np.where(l == 0, 1, l) if guarded else l)
+
+    end = "l is 0" if guarded else "l is 0, and 0/0 is nan"
+    return Mistake(f"{what} begins at a finite number, not at -∞: where all scores are lower still, {end}.", outputs)
 
 
 def weights(S, m=None, l=None):

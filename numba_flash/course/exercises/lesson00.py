@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import cases, normal
 
 GRID = "cuda.grid(1), the number of the thread in the whole grid"
@@ -34,6 +34,7 @@ EXERCISES = (
             Bound("Y", "loads", "N", "as of X", "a thread loads more than its own element"),
             Bound("Z", "stores", "N", "each thread that has an element stores one", "Z[i] is stored in two steps"),
         ),
+        share=(Share("HBM", "3", "two loads and a store"),),
         hints=(
             "A kernel has no loop over the elements. Each thread takes the element whose number it has. Which number "
             "is that? Look for `cuda.grid` in lesson 00.",
@@ -64,6 +65,10 @@ EXERCISES = (
         bill=(
             Bound("X", "loads", "N", "each element once, on the way into the tile", "X is loaded again in the hole"),
             Bound("Y", "stores", "tiles(N, B)", "one sum per block", "Y is stored in the hole, too"),
+        ),
+        share=(
+            Share("HBM", "2", "a load and, for one thread of a block, a store"),
+            Share("shared memory", "2*(3*log2(B) + 2)", "twice what it takes: its element, and one addition per step"),
         ),
         hints=(
             "Two things happen in turn: half of the threads add, and everybody waits. As half gets smaller, fewer "

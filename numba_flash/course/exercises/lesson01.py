@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import cases, normal
 
 
@@ -23,6 +23,7 @@ EXERCISES = (
             Bound("P", "stores", "N", "each weight once", "what is in between is stored in P, and then P again"),
             Bound("P", "loads", "0", "P is a result", "P serves for what is in between: use a variable, a register"),
         ),
+        share=(Share("HBM", "2", "a load and a store"),),
         hints=(
             "Write down what `subtract` does to one element, and then what `weigh` does to the result. Where does "
             "the result of the first step live in between?",

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
-from .common import SCALE, cases, normal, weights
+from ..exercise import Bound, Exercise, Mistake, Share
+from .common import LOWEST, SCALE, SENTINEL, cases, normal, weights
 
 SCORES = ({"N": 20, "N_k": 50, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 32, "N_k": 16, "d": 8},
           {"N": 17, "N_k": 3, "d": 5})  # fmt: skip
@@ -30,13 +30,14 @@ def score_mistakes():
 
 
 def _rows(rng, N, N_k, special=True):
-    """Scores of all sizes: some rows far above what exp can take, some far below, some with −∞, one all −∞."""
+    """Scores of all sizes: rows far above what exp can take, far below, with −∞, all −∞, all LOWEST."""
     S = normal(rng, N, N_k, size=2.5)
     if special:
         S[1::7] += 500
         S[2::7] -= 400
         S[3::7, ::2] = -np.inf
         S[4::7] = -np.inf
+        S[5::14] = LOWEST
     return (S,)
 
 
@@ -60,6 +61,7 @@ EXERCISES = (
             ),
             Bound("S", "loads", "0", "S is a result", "the sum grows in S[i, j], in HBM: let it grow in a variable"),
         ),
+        share=(Share("HBM", "2*d + 1", "a row of Q, a row of K and its own score"),),
         hints=(
             "One thread, one score. It needs two numbers, a query and a key. `cuda.grid(2)` gives both: which comes "
             "first?",
@@ -102,6 +104,7 @@ EXERCISES = (
             Bound("P", "stores", "N*N_k", "each weight once", "P is stored in two passes: divide before you store"),
             Bound("P", "loads", "0", "P is a result", "P[i, j] is stored, loaded and divided: divide before you store"),
         ),
+        share=(Share("HBM", "4*N_k", "three passes over its row and the stores"),),
         hints=(
             "Three loops over the row: the largest score m; the sum l of exp(S_ij - m); the weights. m begins at -∞, "
             "since a row may have scores below any number you could choose.",
@@ -129,6 +132,14 @@ EXERCISES = (
             Mistake(
                 "m begins at 0, not at -∞: where all scores are far below 0, all exponentials are 0, and so is l.",
                 lambda S: _plain(S, np.maximum(S.max(axis=1, keepdims=True), 0)),
+            ),
+            Mistake(
+                "m begins at a finite number, not at -∞: where all scores are lower still, all exponentials are 0.",
+                lambda S: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), SENTINEL)),
+            ),
+            Mistake(
+                "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and 0/0 is nan.",
+                lambda S: _plain(S, np.maximum(S.max(axis=1, keepdims=True), SENTINEL)),
             ),
             Mistake(
                 "A row of -∞ alone became nan: there, -∞ - (-∞) must not be computed, and l = 0 not divided by.",

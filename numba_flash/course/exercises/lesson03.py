@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import cases, normal
 from .lesson02 import score_mistakes, scores
 
@@ -51,6 +51,10 @@ EXERCISES = (
             ),
             Bound("S", "stores", "N*N_k", "one per thread", "S is stored in the hole, too"),
             Bound("S", "loads", "0", "S is a result", "the sum grows in S: it belongs in `acc`"),
+        ),
+        share=(
+            Share("HBM", "2*tiles(d, T) + 1", "one element of each tile per step, and its own score"),
+            Share("shared memory", "4*tiles(d, T)*(T + 1)", "twice what it takes: two stores and 2·T reads per step"),
         ),
         hints=(
             "A thread does not load what it uses: it loads its share of both tiles, one element each. Then it waits. "
@@ -118,6 +122,10 @@ EXERCISES = (
             ),
             Bound("O", "stores", "N*d", "one per thread", "O is stored at each step of the loop: add up in a variable"),
             Bound("O", "loads", "0", "O is a result", "the sum grows in O, in HBM: let it grow in a variable"),
+        ),
+        share=(
+            Share("HBM", "2*tiles(N_k, T) + 1", "one element of each tile per step, and its own element of O"),
+            Share("shared memory", "4*tiles(N_k, T)*(T + 1)", "twice what it takes: two stores and 2·T reads per step"),
         ),
         hints=(
             "O[row, col] needs row `row` of P and column `col` of V. A block of O needs T rows of P and T columns of "

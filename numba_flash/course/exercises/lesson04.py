@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
-from .common import cases, no_rescale, normal, weights
+from ..exercise import Bound, Exercise, Mistake, Share
+from .common import LOWEST, SENTINEL, cases, no_rescale, normal, weights
 
 
 def _rows(rng, N, N_k, special=True):
@@ -13,6 +13,7 @@ def _rows(rng, N, N_k, special=True):
         S[2::5] -= 400
         S[3::5, : max(N_k // 2, 1)] = -np.inf
         S[4::5] = -np.inf
+        S[5::10] = LOWEST
     return S, V
 
 
@@ -71,6 +72,7 @@ EXERCISES = (
             ),
             Bound("O", "loads", "0", "O is a result", "O is carried along in HBM: l·O belongs in a variable"),
         ),
+        share=(Share("HBM", "2*N_k + 1", "its row of S, V and one store"),),
         hints=(
             "Three variables are carried along: m, l and l·O. Each key is a tile of one score. Which of the three "
             "must be rescaled when m grows?",
@@ -102,6 +104,14 @@ EXERCISES = (
             Mistake(
                 "m begins at 0, not at -∞: where all scores are far below 0, l is 0, and 0/0 is nan.",
                 lambda S, V: _by_letter(S, V, np.maximum(S.max(axis=1, keepdims=True), 0)),
+            ),
+            Mistake(
+                "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and so is O.",
+                lambda S, V: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), SENTINEL)) @ V,
+            ),
+            Mistake(
+                "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and 0/0 is nan.",
+                lambda S, V: _by_letter(S, V, np.maximum(S.max(axis=1, keepdims=True), SENTINEL)),
             ),
             Mistake(
                 "In a row of -∞ alone l is 0, and 0/0 is nan: store 0 there.",
@@ -146,6 +156,7 @@ EXERCISES = (
             Bound("O", "stores", "N*d", "each element once", "O is stored twice: divide before you store"),
             Bound("O", "loads", "0", "O is a result", "O is stored, loaded and divided: divide before you store"),
         ),
+        share=(Share("HBM", "3*d + 6", "what belongs to its own query"),),
         hints=(
             "The new m is the larger of the two. Each part has its sums in its own scale: with which factor does it "
             "come to the new one?",

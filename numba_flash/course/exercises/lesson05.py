@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
-from .common import SCALE, cases, normal, qkv, weights
+from ..exercise import Bound, Exercise, Mistake, Share
+from .common import LOWEST, SENTINEL, attention_inputs, cases, finite_start, no_rescale, normal, weights
 
 Bc = 8
 
@@ -15,15 +15,16 @@ def _scores(rng, N, N_k, special=True):
         S[2::5] -= 400
         S[3::5, : Bc + 1] = -np.inf
         S[4::5] = -np.inf
+        S[5::10] = LOWEST
     return S, V
 
 
-def _updated(S, V, *, old_O=True, old_l=True, new=True, l_in_O=True, divide=True):
+def _updated(S, V, *, old_O=True, old_l=True, new=True, l_in_O=True, divide=True, start=-np.inf):
     """Algorithm 1, lines 10 to 13, tile after tile, with a slip."""
     O, l, m = np.zeros((len(S), V.shape[1]), S.dtype), np.zeros(len(S), S.dtype), np.full(len(S), -np.inf, S.dtype)
     for j in range(0, S.shape[1], Bc):
         part = S[:, j : j + Bc]
-        m_tile = part.max(axis=1)
+        m_tile = part.max(axis=1, initial=start)
         m_new = np.maximum(m, m_tile)
         finite, finite_tile = (np.where(np.isneginf(x), 0, x) for x in (m_new, m_tile))
         P = np.exp(part - finite_tile[:, None])
@@ -79,6 +80,7 @@ EXERCISES = (
                 for kind in ("loads", "stores")
             ),
         ),
+        share=(Share("HBM", "Bc*d + Bc + 2*d + 4", "its scores, V_j and its own row of O, l and m"),),
         hints=(
             "Line by line: m_tile is the maximum of S_i, P = exp(S_i - m_tile) can overwrite S_i, l_tile is its sum. "
             "Then m_new, then l_new, then O column by column.",
@@ -109,6 +111,10 @@ EXERCISES = (
                 "The old O is taken for l·O. It is divided by l already: multiply it by the old l first.",
                 lambda S, V: _updated(S, V, l_in_O=False),
             ),
+            Mistake(
+                "m_tile begins at a finite number, not at -∞: where all scores are lower, or -∞, m must be so, too.",
+                lambda S, V: _updated(S, V, start=SENTINEL),
+            ),
             Mistake("O is not divided by l_new.", lambda S, V: _updated(S, V, divide=False)),
             Mistake(
                 "Where all scores so far are -∞, l_new is 0, and 0/0 is nan: O stays 0 there.",
@@ -127,41 +133,136 @@ EXERCISES = (
         },
     ),
     Exercise(
+        name="05_flash2",
+        answer="forward",
+        outputs=("O",),
+        grid=("Br", None),
+        inputs=cases(
+            20,
+            lambda rng, N, N_k, low=False: attention_inputs(rng, N, N_k, 16, low),
+            {"N": 37, "N_k": 45},
+            {"N": 1, "N_k": 1},
+            {"N": 32, "N_k": 16},
+            {"N": 3, "N_k": 5, "_low": True},
+        ),
+        sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K)},
+        bill=(
+            Bound("Q", "loads", "N*d", "each row once, into Q_i", "Q is loaded again in the hole: use Q_i"),
+            *(
+                Bound(
+                    x,
+                    "loads",
+                    "N_k*d*tiles(N, Br)",
+                    "once per tile of queries",
+                    f"{x} is loaded again in the hole: use {x}_j, in shared memory",
+                )
+                for x in "KV"
+            ),
+            Bound("O", "stores", "N*d", "each element once, at the end", "O is stored in the hole, too: use O_i"),
+            Bound("O", "loads", "0", "O is a result", "O is read in the hole: use O_i, in registers"),
+        ),
+        share=(
+            Share(
+                "HBM",
+                "2*d + 2*tiles(N_k*d, Br)",
+                "its rows of Q and O, and 1/Br of each tile of K and V",
+            ),
+            Share(
+                "shared memory",
+                "4*N_k*(d + 2) + 4*tiles(N_k*d, Br)",
+                "twice what it takes: its part of the loads, K_j and V_j, and its column of S_ij",
+            ),
+        ),
+        hints=(
+            "Three loops over the tile's keys or over d, one after another: the scores and their maximum; the "
+            "rescaling of what earlier tiles gave; the sums with the new weights.",
+            "m_new begins at m_i, and each score of the tile may raise it. Then old = exp(m_i - m_new) is what l_i and "
+            "each O_i[t] are multiplied by, once per tile. A key's weight is exp(S_ij[c, r] - m_new).",
+            "First loop: s grows by Q_i[t] * K_j[c, t], then S_ij[c, r] = s * scale and m_new = max(m_new, S_ij[c, "
+            "r]). Then l_i *= old and O_i[t] *= old. Last loop: p = math.exp(S_ij[c, r] - m_new), l_i += p, O_i[t] += "
+            "p * V_j[c, t]. At the end m_i = m_new.",
+        ),
+        mistakes=(
+            finite_start("m_new", guarded=False),
+            Mistake(
+                "O_i is not rescaled when m grows: multiply it by exp(m_i - m_new) before the new keys are added.",
+                lambda Q, K, V, scale: no_rescale(scale * (Q @ K.T), V, Bc, O=False),
+            ),
+            Mistake(
+                "l_i is not rescaled when m grows: multiply it by exp(m_i - m_new) before the new keys are added.",
+                lambda Q, K, V, scale: no_rescale(scale * (Q @ K.T), V, Bc, l=False),
+            ),
+            Mistake(
+                "Neither l_i nor O_i is rescaled when m grows: multiply both by exp(m_i - m_new).",
+                lambda Q, K, V, scale: no_rescale(scale * (Q @ K.T), V, Bc, l=False, O=False),
+            ),
+            Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
+            Mistake(
+                "Keys of the tile before count twice: the last tile has `keys` keys, range(keys), and not Bc.",
+                lambda *inputs: _stale(*inputs),
+            ),
+            Mistake(
+                "V is added up without weights: a key counts with p = exp(S_ij[c, r] - m_new).",
+                lambda Q, K, V, scale: np.broadcast_to(V.mean(axis=0), Q.shape),
+            ),
+        ),
+        faults={
+            "RaceDetected": "column r of S_ij belongs to thread r: S_ij[c, r].",
+            "UninitializedRead": "the last tile has fewer than Bc keys: loop over range(keys).",
+            "OutOfBounds": "rows of K_j, V_j and S_ij are keys of the tile, c; a thread's own number is r.",
+            "BarrierDivergence": "the barriers around the hole are all that is needed.",
+            "wrong": "if it is right for at most Bc keys and wrong for more, look at what happens from one tile to the "
+            "next: l_i and O_i are rescaled, and m_i becomes m_new.",
+        },
+    ),
+    Exercise(
         name="05_attention",
         answer="attention",
         start=("def attention(Q, K, V, scale):", "    return None"),
         outputs=("O",),
         inputs=cases(
             11,
-            lambda rng, N, N_k, d: (*qkv(rng, N, N_k, d), SCALE),
+            attention_inputs,
             {"N": 70, "N_k": 97, "d": 16},
             {"N": 1, "N_k": 1, "d": 1},
             {"N": 64, "N_k": 32, "d": 32},
-            {"N": 33, "N_k": 5, "d": 7},
+            {"N": 33, "N_k": 21, "d": 7},
             {"N": 3, "N_k": 100, "d": 16},
+            {"N": 3, "N_k": 5, "d": 16, "_low": True},
         ),
+        counted_on=3,
         sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K), "d": Q.shape[1], "Br": 32},
         bill=(
             Bound(
                 "total",
                 "elements",
-                "2*N*d + 2*N_k*d*tiles(N, Br) + N",
-                "flash2's bill: Q and O once, K and V once per tile of Br queries",
+                "2*N*d + 2*N_k*d*tiles(N, Br)",
+                "flash2's bill without L: Q and O once, K and V once per tile of Br queries",
                 "a tile has fewer queries than Br, or does not share K and V; or something that grows with N·N_k is "
                 "in HBM",
             ),
         ),
+        share=(
+            Share(
+                "HBM", "8*d + 8*tiles(N_k*d, Br)", "four times what one of Br threads with a query of its own has to do"
+            ),
+            Share(
+                "shared memory", "12*N_k*d", "about five times what one of Br threads with a query of its own has to do"
+            ),
+        ),
         hints=(
-            "Begin with 08_skip's or lesson 05's picture: a block of threads has a tile of queries, one per thread, "
+            "Begin with 05_flash2: a block of threads has a tile of queries, one per thread, "
             "and walks through all keys. What lives in registers, what in shared memory, what in HBM?",
             "Registers: Q_i and O_i (d numbers each), m and l. Shared: K_j, V_j and a tile of scores, one column per "
             "thread. The threads load K_j and V_j together, then a barrier, then each does what 04_online does, for "
             "a tile of keys; then a barrier again.",
-            "The kernel `flash2` in lesson 05 without `allowed`, `visited`, `keep`, `mask`, heads and L is nearly "
-            "the answer. At the edges: threads past the last query load and store nothing of Q and O, but come to "
-            "the barriers; the last tile of keys has min(Bc, N_k - j).",
+            "The kernel of 05_flash2 is nearly the answer, with d given to a function that makes the kernel. At the "
+            "edges: threads past the last query load and store nothing of Q and O, but come to the barriers; the last "
+            "tile of keys has min(Bc, N_k - j).",
         ),
         mistakes=(
+            finite_start(guarded=False),
+            finite_start(guarded=True),
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
                 "The scale is 1/√d here, whatever was asked for.",
@@ -186,3 +287,12 @@ EXERCISES = (
         },
     ),
 )
+
+
+def _stale(Q, K, V, scale):
+    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
+    N_k = len(K)
+    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
+    if N_k > Bc and N_k % Bc:
+        times[N_k - Bc : N_k - N_k % Bc] = 2
+    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
-from .common import SCALE, cases, qkv, weights
+from ..exercise import Bound, Exercise, Mistake, Share
+from .common import attention_inputs, cases, finite_start, weights
 
 EXERCISES = (
     Exercise(
@@ -12,10 +12,11 @@ EXERCISES = (
         outputs=("O",),
         inputs=cases(
             12,
-            lambda rng, N, N_k: (*qkv(rng, N, N_k, 8), SCALE),
+            lambda rng, N, N_k, low=False: attention_inputs(rng, N, N_k, 8, low),
             {"N": 37, "N_k": 21},
             {"N": 1, "N_k": 1},
             {"N": 32, "N_k": 40},
+            {"N": 3, "N_k": 5, "_low": True},
         ),
         sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K)},
         bill=(
@@ -31,6 +32,7 @@ EXERCISES = (
             Bound("O", "stores", "N*d", "each element once", "O is stored for each key: let O_i grow, in registers"),
             Bound("O", "loads", "0", "O is a result", "the sum grows in O, in HBM: use O_i, in registers"),
         ),
+        share=(Share("HBM", "2*d + 3*N_k*d", "its rows of Q and O, K twice and V once"),),
         hints=(
             "Forget that a score is expensive. Write a loop over the keys that computes the score and does one thing "
             "with it: the maximum.",
@@ -40,6 +42,8 @@ EXERCISES = (
             "max(m, s * scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
         ),
         mistakes=(
+            finite_start(guarded=False),
+            finite_start(guarded=True),
             Mistake(
                 "The scores are not multiplied by scale in the second pass, where the weights are formed. (In the "
                 "first one it would not show: m cancels.)",

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import SCALE, cases, normal, qkv
 
 
-def _backward(rng, N, N_k, d):
+def _backward(rng, N, N_k, d=8):
     Q, K, V = qkv(rng, N, N_k, d)
     S = SCALE * (Q @ K.T)
     m = S.max(axis=1)
@@ -14,11 +14,6 @@ def _backward(rng, N, N_k, d):
     dO = normal(rng, N, d)
     O = np.exp(S - m[:, None]) @ V / l[:, None]
     return Q, K, V, dO, m + np.log(l), (dO * O).sum(axis=1), SCALE
-
-
-def _dS(Q, K, V, dO, L, D, scale, *, tau=None, out=1, sign=1):
-    P = np.exp((scale if tau is None else tau) * (Q @ K.T) - sign * L[:, None])
-    return out * P * (dO @ V.T - D[:, None])
 
 
 EXERCISES = (
@@ -41,6 +36,7 @@ EXERCISES = (
             Bound("D", "stores", "N", "once per row", "D[i] is stored at each step of the sum: add up in a variable"),
             Bound("D", "loads", "0", "D is a result", "the sum grows in D[i], in HBM: let it grow in a variable"),
         ),
+        share=(Share("HBM", "2*d + 1", "its rows of dO and O, and one store"),),
         hints=(
             "∘ is the product element by element, and rowsum the sum of a row. So D_i has d terms.",
             "One row per thread: `row_sum` in lesson 00 is the pattern. Here each term is a product of two elements.",
@@ -68,49 +64,79 @@ EXERCISES = (
     Exercise(
         name="07_recompute",
         answer="backward",
-        outputs=("dS",),
-        grid=("T", "T"),
-        inputs=cases(
-            14, _backward, {"N": 19, "N_k": 37, "d": 7}, {"N": 1, "N_k": 1, "d": 1}, {"N": 16, "N_k": 32, "d": 8}
-        ),
-        sizes=lambda Q, K, V, dO, L, D, scale: {"N": len(Q), "N_k": len(K), "d": Q.shape[1]},
+        outputs=("dQ",),
+        grid=("Br", None),
+        inputs=cases(14, _backward, {"N": 37, "N_k": 21}, {"N": 1, "N_k": 1}, {"N": 32, "N_k": 40}),
+        sizes=lambda Q, K, V, dO, L, D, scale: {"N": len(Q), "N_k": len(K)},
         bill=(
+            *(
+                Bound(x, "loads", "N*d", "each row once, into registers", f"{x} is loaded again: use {x}_i")
+                for x in ("Q", "dO")
+            ),
+            *(Bound(x, "loads", "N", "once per query", f"{x} is loaded again in the hole: use {x}_i") for x in "LD"),
             *(
                 Bound(
                     x,
                     "loads",
-                    "N*N_k*d",
-                    "N·N_k threads, d each",
-                    f"an element of {x} is loaded twice by one thread: S_ij and dP_ij can grow in the same loop",
+                    "N_k*d*tiles(N, Br)",
+                    "once per tile of queries",
+                    f"{x} is loaded again in the hole: use {x}_j, in shared memory",
                 )
-                for x in ("Q", "K", "V", "dO")
+                for x in "KV"
             ),
-            *(
-                Bound(x, "loads", "N*N_k", "one per thread", f"{x}[i] is loaded in a loop: once is enough")
-                for x in "LD"
+            Bound("dQ", "stores", "N*d", "each element once", "dQ is stored in the hole, too: use dQ_i"),
+            Bound("dQ", "loads", "0", "dQ is a result", "the sum grows in dQ, in HBM: use dQ_i, in registers"),
+        ),
+        share=(
+            Share(
+                "HBM",
+                "3*d + 2 + 2*tiles(N_k*d, Br)",
+                "its rows of Q, dO and dQ, L, D, and 1/Br of each tile of K and V",
             ),
-            Bound("dS", "stores", "N*N_k", "one per thread", "dS[i, j] is stored twice"),
-            Bound("dS", "loads", "0", "dS is a result", "dS is read: what is in between belongs in a variable"),
         ),
         hints=(
-            "Two dot products of length d: S_ij needs row i of Q and row j of K, dP_ij row i of dO and row j of V.",
+            "For each key of the tile two dot products of length d: S_ij needs Q_i and row c of K_j, dP_ij needs dO_i "
+            "and row c of V_j. None of the two needs an array.",
             "P_ij = exp(S_ij - L_i): no maximum and no sum to look for. Do not forget the scale in S_ij. Then dS_ij "
-            "= P_ij·(dP_ij - D_i).",
-            "s and dp begin at float32(0) and grow in one loop over t; p = math.exp(s * scale - L[i]); dS[i, j] = p "
-            "* (dp - D[i]).",
+            "= P_ij·(dP_ij - D_i), and dQ_i grows by dS_ij times row c of K_j.",
+            "for c in range(keys): s and dp begin at float32(0) and grow in one loop over t; ds = math.exp(s * scale "
+            "- L_i) * (dp - D_i); a second loop over t with dQ_i[t] += ds * K_j[c, t].",
         ),
         mistakes=(
             Mistake(
                 "The score is not multiplied by scale, so that P is not that of the forward pass.",
-                lambda *x: _dS(*x, tau=1),
+                lambda *x: _dQ(*x, tau=1),
             ),
-            Mistake("D is not subtracted: dS = P ∘ (dP - D).", lambda *x: _dS(*x[:5], 0 * x[5], x[6])),
-            Mistake("L has the wrong sign: P = exp(S - L).", lambda *x: _dS(*x, sign=-1)),
-            Mistake("L is not used: exp(S) alone is not the weight.", lambda *x: _dS(*x, sign=0)),
-            Mistake("That is scale·dS. The scale comes in later, in dQ and dK.", lambda *x: _dS(*x, out=x[6])),
-            Mistake("That is dP - D: it is not multiplied by P.", lambda Q, K, V, dO, L, D, s: dO @ V.T - D[:, None]),
-            Mistake("That is P, not dS.", lambda Q, K, V, dO, L, D, s: np.exp(s * (Q @ K.T) - L[:, None])),
+            Mistake("D is not subtracted: dS = P ∘ (dP - D).", lambda *x: _dQ(*x[:5], 0 * x[5], x[6])),
+            Mistake("L has the wrong sign: P = exp(S - L).", lambda *x: _dQ(*x, sign=-1)),
+            Mistake("L is not used: exp(S) alone is not the weight.", lambda *x: _dQ(*x, sign=0)),
+            Mistake("scale comes twice: dQ_i is multiplied by it after the loop.", lambda *x: _dQ(*x, out=x[6])),
+            Mistake(
+                "dS is dP - D here: it is not multiplied by P.",
+                lambda Q, K, V, dO, L, D, s: s * ((dO @ V.T - D[:, None]) @ K),
+            ),
+            Mistake(
+                "P stands where dS should: dS = P ∘ (dP - D).",
+                lambda Q, K, V, dO, L, D, s: s * (np.exp(s * (Q @ K.T) - L[:, None]) @ K),
+            ),
+            Mistake(
+                "Only the last key counts: dQ_i[t] is replaced, not added to.",
+                lambda Q, K, V, dO, L, D, s: s * np.outer(_dS(Q, K, V, dO, L, D, s)[:, -1], K[-1]),
+            ),
         ),
-        faults={"OutOfBounds": "rows of Q, dO, L and D are queries, i; rows of K and V are keys, j."},
+        faults={
+            "OutOfBounds": "rows of K_j and V_j are keys of the tile, c; there are `keys` of them.",
+            "UninitializedRead": "the last tile has fewer than Bc keys: loop over range(keys).",
+            "RaceDetected": "K_j and V_j are read in the hole, and not written.",
+        },
     ),
 )
+
+
+def _dS(Q, K, V, dO, L, D, scale, *, tau=None, out=1, sign=1):
+    P = np.exp((scale if tau is None else tau) * (Q @ K.T) - sign * L[:, None])
+    return out * P * (dO @ V.T - D[:, None])
+
+
+def _dQ(Q, K, V, dO, L, D, scale, **slip):
+    return scale * (_dS(Q, K, V, dO, L, D, scale, **slip) @ K)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import SCALE, cases, causal, qkv, weights
 from .lesson02 import scores
 
@@ -67,6 +67,7 @@ EXERCISES = (
             Bound("S", "stores", "N*N_k", "one per thread", "S[i, j] is stored twice: use if and else"),
             Bound("S", "loads", "0", "S is a result", "the sum grows in S, in HBM: let it grow in a variable"),
         ),
+        share=(Share("HBM", "2*d + 1", "a row of Q, a row of K and its own score"),),
         hints=(
             "Draw the table of lesson 08 for N = 2, N_k = 5: which keys does query 0 see, which query 1?",
             "The last query sees all keys: j ≤ i + N_k - N. With N = N_k that is j ≤ i. A key at the same place is "
@@ -144,6 +145,7 @@ EXERCISES = (
             ),
             Bound("O", "stores", "N*d", "each element once", "the part outside the hole has changed"),
         ),
+        share=(Share("HBM", "2*d + 2*N_k", "its rows of Q and O, and 1/Br of each tile of K and V"),),
         hints=(
             "Of all queries of a tile the last one sees the most keys. Which one is that, also where the tile hangs "
             "over the edge?",

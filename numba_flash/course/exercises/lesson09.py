@@ -3,7 +3,7 @@
 import numpy as np
 
 from ... import dropout
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import cases, normal, weights
 
 T = 8
@@ -49,6 +49,7 @@ EXERCISES = (
             Bound("dS", "stores", "H*N*N_k", "one per thread", "dS is stored twice"),
             Bound("dS", "loads", "0", "dS is a result", "dS is read: what is in between belongs in a variable"),
         ),
+        share=(Share("HBM", "4", "three loads and a store"),),
         hints=(
             "Nothing is loaded that is not in the signature. `keep` needs five arguments, and this thread knows all "
             "of them.",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
+from ..exercise import Bound, Exercise, Mistake, Share
 from .common import SCALE, cases, qkv, weights
 
 Br, Bc = 8, 4
@@ -71,6 +71,9 @@ EXERCISES = (
                 "the mask is asked more than once per tile",
             ),
             Bound("O", "stores", "N*d", "each element once", "the part outside the hole has changed"),
+        ),
+        share=(
+            Share("HBM", "2*d + Tc + 4*N_k", "its rows of Q and O, the mask, and twice 1/Br of each tile of K and V"),
         ),
         hints=(
             "The mask has an element for each tile. Which row of it belongs to this block, which column to the tile "

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake
-from .common import cases, normal
+from ..exercise import Bound, Exercise, Mistake, Share
+from .common import LOWEST, SENTINEL, cases, normal
 
 
 def _splits(rng, n, N, d):
@@ -12,6 +12,7 @@ def _splits(rng, n, N, d):
     m[0, 1::5] += 200
     if N > 1:
         m[:, 2::5] -= 300
+        m[:, 4::5] = LOWEST
         empty = np.zeros((n, N), bool)
         empty[-1] = True  # more splits than tiles
         empty[:, 3::5] = True
@@ -56,6 +57,10 @@ EXERCISES = (
             Bound("O", "stores", "N*d", "each element once", "O is stored more than once"),
             Bound("O", "loads", "0", "O is a result", "the sum grows in O, in HBM: let it grow in a variable"),
         ),
+        share=(
+            Share("HBM", "n + 3", "m and l of one split, a column of O_s and one store"),
+            Share("shared memory", "2*(3*n + 2)", "twice what it takes: two stores, m twice and l once per split"),
+        ),
         hints=(
             "Two stages with a barrier between them: first thread t stands for split t, then it stands for column t.",
             "First: if t < n, m_i[t] and l_i[t]. After the barrier, each thread goes through the n elements of m_i "
@@ -77,6 +82,13 @@ EXERCISES = (
             Mistake(
                 "m begins at 0, not at -∞: where all m_s are far below 0, all factors are 0.",
                 lambda *x: _merged(*x, m=np.maximum(x[1].max(axis=0), 0)),
+            ),
+            *(
+                Mistake(
+                    "m begins at a finite number, not at -∞: where all m_s are lower still, all factors are 0.",
+                    lambda *x, guard=guard: _merged(*x, m=np.maximum(x[1].max(axis=0), SENTINEL), guard=guard),
+                )
+                for guard in (True, False)
             ),
             Mistake(
                 "That is the mean of the splits' own outputs: they do not weigh the same.",
