@@ -267,7 +267,7 @@ def test_a_script_that_stops(script, capsys, end, says):
         (["."], ". is no Python file"),
         (["EMPTY"], "launches no kernel: only what nf.launch starts"),
         (["EMPTY", "--n", "8"], "--n is for a stage"),
-        (["--json", "EMPTY"], "is a Python file: name the answers first"),
+        (["--json", "EMPTY"], "is a Python file: name the files to read first"),
     ],
 )
 def test_a_file_that_will_not_do(args, says, script, capsys):
