@@ -7,6 +7,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -396,7 +397,13 @@ def measure(flags):
 
 
 def script():
-    """The command as a process: `main`, and an exit without a traceback for Ctrl-C and for a reader that has left."""
+    """The command as a process: `main`, and an exit without a traceback for Ctrl-C and for a reader that has left.
+
+    To be ended or hung up on is an exit, too: what was started is ended, and the terminal put back.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     try:
         try:
             return main()

@@ -23,6 +23,7 @@ import sys
 import textwrap
 import traceback
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,6 +94,7 @@ def start(
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
         ("argument --answers", lambda: check_answers(flags.answers)),
+        ("flags", lambda: check_distinct(**{name: getattr(flags, name) for name in ("json", "svg", "answers")})),
         ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",), "notebook")),
     ):
         try:
@@ -196,6 +198,14 @@ def check_writable(path, suffixes=None, kind="picture"):
         raise ValueError(f"{path!r} cannot be written ({why}): name another file") from None
     if not there:
         file.unlink()
+
+
+def check_distinct(**files):
+    """ValueError where two flags, by their names, are given the same file: one would overwrite the other."""
+    there = [(name, Path(path).resolve()) for name, path in files.items() if path not in (None, "-")]
+    for (one, path), (other, same) in combinations(there, 2):
+        if path == same:
+            raise ValueError(f"--{one} and --{other} are the same file, {files[other]!r}: name two")
 
 
 def check_answers(path):

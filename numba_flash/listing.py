@@ -16,11 +16,12 @@ from .course.check import exercise_of
 from .engine.launch import device
 from .engine.model import GRID_YZ
 from .hbm.lines import lines
-from .hbm.predict import DIRECTIONS
-from .lesson import check_writable, plural, whole_number
+from .hbm.predict import DIRECTIONS, flops
+from .lesson import check_distinct, check_writable, plural, whole_number
 from .stages import STAGES
 
 N = 256  # every stage runs in a second or two
+MOST = 2e11  # floating-point operations, about a minute on a CPU
 
 
 def add_command(command):
@@ -51,6 +52,7 @@ def add_command(command):
 
 def show(flags):
     check_writable(flags.html, (".html",))
+    check_distinct(json=flags.json, html=flags.html)
     if flags.file:
         for name, default in flags.of_stage.items():
             if getattr(flags, name) != default:
@@ -59,6 +61,9 @@ def show(flags):
         return write(flags, counted, {"file": flags.file}, f"{Path(flags.file).name}, line by line", facts)
     blocks = flags.blocks and (flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks))
     how = {"blocks": blocks, "causal": flags.causal, "dropout_p": flags.dropout}
+    work = flops(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
+    if work > MOST:
+        raise ValueError(f"--n {flags.n} takes {work:.1e} operations, which would run for minutes: pass a smaller --n")
     counted = count(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
     figures = {"stage": flags.stage, "n": flags.n, "d": flags.d, "heads": flags.heads, "direction": flags.direction}
     facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"

@@ -219,13 +219,15 @@ def _power(base, exponent):
 def earlier(path):
     """The runs that the file of --answers has already -> list. ValueError where it holds something else."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         runs = json.loads(text) if text.strip() else []
     except FileNotFoundError:
         return []
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         runs = None
-    if not isinstance(runs, list) or not all(isinstance(run, dict) and "questions" in run for run in runs):
+    if not isinstance(runs, list) or not all(
+        isinstance(run, dict) and isinstance(run.get("questions"), list) for run in runs
+    ):
         raise ValueError(f"{path!r} exists and is no file of answers: name another file")
     return runs
 

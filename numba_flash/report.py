@@ -25,6 +25,7 @@ from rich.text import Text
 from .hbm.ledger import KINDS, Count
 
 WIDTH = 80
+NARROW = 16  # columns that code has at least, if it reaches beyond the terminal
 ACCENT = "color(31)"
 LIT = "color(166)"
 WRONG = "bold color(167)"
@@ -437,16 +438,16 @@ def source_lines(lines, number, width, *, margin=None, below=None):
         if not code:
             text = lines[at - number].rstrip()
             indent = " " * (len(text) - len(text.lstrip()))
-            first, *rest = textwrap.wrap(text, width - gutter, subsequent_indent=f"{indent}# ") or [""]
+            first, *rest = wrapped(text, width - gutter, subsequent_indent=f"{indent}# ") or [""]
             yield Text.assemble(start, (first, ACCENT))
             yield from (Text.assemble(" " * gutter, (more, ACCENT)) for more in rest)
             continue
         indent = len(code) - len(code.lstrip())
-        first, *rest = textwrap.wrap(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
+        first, *rest = wrapped(code, width - gutter, subsequent_indent=" " * (indent + 8), break_long_words=False)
         last = len(rest[-1] if rest else first)
         _, place, notes = _comment_place(gutter + last + 2, comment, 0 if rest else column, width)
         if comment and not notes:
-            above = textwrap.wrap(f"# {at}: {comment[1:].strip()}", width - gutter - indent, subsequent_indent="# ")
+            above = wrapped(f"# {at}: {comment[1:].strip()}", width - gutter - indent, subsequent_indent="# ")
             yield from (Text.assemble(" " * (gutter + indent), (note, ACCENT)) for note in above)
         pieces = [*(Text.assemble(start if more is first else " " * gutter, more) for more in (first, *rest))]
         if notes:
@@ -455,9 +456,12 @@ def source_lines(lines, number, width, *, margin=None, below=None):
         yield from (Text.assemble(" " * place, (note, ACCENT)) for note in notes[1:])
         place = gutter + indent
         for text in below(at) if below else ():
-            yield from (
-                Text(" " * place + line) for line in textwrap.wrap(text, width - place, subsequent_indent="   ")
-            )
+            yield from (Text(" " * place + line) for line in wrapped(text, width - place, subsequent_indent="   "))
+
+
+def wrapped(text, width, **how):
+    """textwrap.wrap, also where a terminal is too narrow for what stands left of the text."""
+    return textwrap.wrap(text, max(width, NARROW), **how)
 
 
 def _comment_place(start, comment, column, width):

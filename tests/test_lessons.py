@@ -478,6 +478,14 @@ BAD_FILES = [
 ]
 
 
+def test_two_flags_with_one_file(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lessons/02_naive.py", "--answers", "x.json", "--json", "./x.json"])
+    with pytest.raises(SystemExit):
+        lesson.start("02 · a lesson", stage="tiled")
+    assert "--json and --answers are the same file, 'x.json': name two" in capsys.readouterr().err
+
+
 # --- bad flags --------------------------------------------------------------------------------------------------------
 
 

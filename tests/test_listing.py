@@ -288,12 +288,22 @@ def test_a_file_that_will_not_do(args, says, script, capsys):
         ("--html page.txt", "end it in .html"),
         ("--json no/such/folder/file", "does not exist"),
         ("--n 0", "'0' is not valid"),
+        ("--n 100000000 --d 1", "would run for minutes: pass a smaller --n"),
+        ("--n 20 --json same.html --html same.html", "--json and --html are the same file, 'same.html': name two"),
     ],
 )
-def test_a_value_that_will_not_do(line, says, capsys):
+def test_a_value_that_will_not_do(line, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     try:
         status = cli.main(["listing", *line.split()])
     except SystemExit as end:
         status = end.code
     assert status == 2
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_a_narrow_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setattr(report, "WIDTH", columns)
+    assert cli.main(["listing", "--stage", "flash", "--n", "8", "--d", "4"]) == 0
+    assert "K_j" in capsys.readouterr().out

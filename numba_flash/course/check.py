@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -67,17 +68,23 @@ def check(flags):
 
 def found(name):
     """The files that a FILE of the command line means: itself, the exercise of that name, or those in a folder."""
+    if not name:
+        raise ValueError(f"FILE is empty: name a file, an exercise or a folder. {known()}")
     path = Path(name)
     if path.is_dir():
         inside = [
-            file for file in sorted(path.rglob("*.py"))
-            if "solutions" not in file.relative_to(path).parts and named(file)
+            file for file in sorted(path.rglob("*"))
+            if file.suffix.lower() == ".py" and "solutions" not in file.relative_to(path).parts and file.is_file()
         ]  # fmt: skip
-        if not inside:
+        answers = [file for file in inside if answered(file)]
+        if not answers:
             raise ValueError(f"{name} is a folder without an exercise in it. {known()}")
-        return inside
+        if skipped := [str(file.relative_to(path)) for file in inside if file not in answers]:
+            note = f"{name}: left out, since neither name nor first line is that of an exercise: {', '.join(skipped)}"
+            report.console(sys.stderr).print(note, soft_wrap=True)
+        return answers
     if path.exists():
-        if not path.is_file() or path.suffix != ".py":
+        if not path.is_file() or path.suffix.lower() != ".py":
             raise ValueError(f"{name} is no Python file: an answer is a file such as 02_scores.py. {known()}")
         exercise_of(path)
         return [path]
@@ -101,13 +108,22 @@ def named(path):
     )
 
 
-def exercise_of(path):
-    """The exercise that a file answers, by its name or its first line. ValueError where it is none."""
+def answered(path):
+    """The exercise that a file answers, by its name or its first line, or None."""
     exercise = named(path)
     if exercise is None and path.is_file():
-        with path.open("rb") as file:
-            first = re.search(r"Exercise (\w+):", file.read(400).decode("utf-8", "replace"))
+        try:
+            with path.open("rb") as file:
+                first = re.search(r"Exercise (\w+):", file.read(400).decode("utf-8", "replace"))
+        except OSError:
+            return None
         exercise = EXERCISES.get(first[1]) if first else None
+    return exercise
+
+
+def exercise_of(path):
+    """The exercise that a file answers. ValueError where it is none."""
+    exercise = answered(path)
     if exercise is None:
         raise ValueError(f"{path} is no exercise: its name should begin with that of one, as 02_scores.py. {known()}")
     return exercise
@@ -245,7 +261,9 @@ def copy(flags, screen):
         target.mkdir(parents=True, exist_ok=True)
         made = [exercise for exercise in wanted if not (target / exercise.file.name).exists()]
         for exercise in made:
-            (target / exercise.file.name).write_text(exercise.unsolved, encoding="utf-8")
+            mine = target / exercise.file.name
+            text = exercise.unsolved.replace(f"{COMMAND} {exercise.name}", f"{COMMAND} {mine.as_posix()}")
+            mine.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--copy {flags.copy}: {error.strerror}: name a folder that you can write to") from None
     kept = len(wanted) - len(made)
@@ -284,6 +302,8 @@ def ends(files):
 def full(verdict):
     exercise = EXERCISES[verdict["exercise"]]
     yield report.heading(f"{exercise.name} · {exercise.title}", f"lesson {exercise.lesson}, {verdict['seconds']:.1f} s")
+    file = verdict["file"]
+    yield f" {file if len(file) < report.WIDTH else '…' + file[2 - report.WIDTH :]}"
     yield ""
     criteria = verdict["criteria"]
     if verdict["message"]:

@@ -10,7 +10,7 @@ from itertools import cycle
 from pathlib import Path
 
 from .. import output, report
-from ..lesson import whole_number
+from ..lesson import check_distinct, whole_number
 from ..questions import NEAR
 from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
@@ -48,6 +48,7 @@ def add_command(command):
 
 
 def run(flags):
+    check_distinct(grade=flags.grade, json=flags.json, html=flags.html, md=flags.md)
     questions = select(flags.seed, flags.questions, flags.minutes)
     if flags.grade:
         page, figures = graded(flags, questions)
@@ -268,14 +269,14 @@ def graded(flags, questions):
 def read_answers(path):
     """{"1a": answer, …} from a file. ValueError where it is none."""
     try:
-        answers = json.loads(Path(path).read_text(encoding="utf-8"))
+        answers = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"--grade {path} cannot be read ({error.strerror}): name a file of answers") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'--grade {path} is no JSON ({error}): write {{"1a": "true", "2a": "C"}}') from None
     if not isinstance(answers, dict) or any(isinstance(answer, dict | list) for answer in answers.values()):
         raise ValueError(f'--grade {path} holds no answers by part: write {{"1a": "true", "2a": "C", "5b": 4096}}')
-    return answers
+    return {part.strip().lower(): answer for part, answer in answers.items()}
 
 
 def is_right(given, expected, sizes=None):
@@ -285,6 +286,8 @@ def is_right(given, expected, sizes=None):
     """
     if isinstance(expected, str):
         same = {"t": "true", "f": "false", "y": "yes", "n": "no"} if len(expected) > 1 else {}
+        if isinstance(given, bool) and expected in ("yes", "no"):
+            given = "yes" if given else "no"
         word = str(given).strip().casefold()
         return same.get(word, word) == expected.casefold()
     if isinstance(given, bool):

@@ -134,9 +134,16 @@ def imported(path):
         raise Refused(f"Your file waits for input{at_line(path, error)}, and nobody answers. Take that out.") from None
     except MemoryError as error:
         raise Refused(f"Your file asks for more memory than check gives it{at_line(path, error)}.") from None
-    except (Exception, KeyboardInterrupt) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise Refused(f"Your file cannot be imported: it stops{at_line(path, error)} with {said:.300}") from None
+    except BaseException as error:
+        raise Refused(f"Your file cannot be imported: it stops{at_line(path, error)} with {told(error)}") from None
+
+
+def told(error):
+    """Kind and message of an error that a file raised, some of which cannot be read."""
+    try:
+        return f"{type(error).__name__}: {error!s:.300}"
+    except BaseException:
+        return f"{type(error).__name__}, whose message cannot be read"
 
 
 def at_line(path, error):
@@ -179,11 +186,26 @@ def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
             f"`{exercise.answer}` launched no kernel: its bill shows no loads and no stores. NumPy's answer is the "
             "specification; here a kernel of your own is to give it, launched by nf.launch."
         )
+    if own:
+        by_kernels(exercise, bill, inputs, got, name)
     fault = changed(exercise, bill, name) or wrong(exercise, got, trusted, sizes, name, inputs)
     if fault:
         criteria["correct"] = {"passed": False, "message": fault}
     over(exercise, bill, sizes, name, criteria, rows, fault)
     return not fault
+
+
+def by_kernels(exercise, bill, inputs, got, name):
+    """Refused where kernels load less than the inputs, or store less than the outputs: something else gave them."""
+    for kind, arrays in (("loads", inputs), ("stores", got)):
+        moved = sum(getattr(count, kind) for tensors in bill.kernels.values() for count in tensors.values())
+        least = sum(x.size for x in arrays if isinstance(x, np.ndarray))
+        if moved < least:
+            raise Refused(
+                f"The kernels that `{exercise.answer}` launches make {moved:,} {kind} for {name}, where the "
+                f"{'inputs' if kind == 'loads' else 'outputs'} have {least:,} elements: it is not they that compute "
+                "the answer. Here a kernel of your own is to do it."
+            )
 
 
 def ran(exercise, path, launch, name, inputs, criteria):
@@ -204,9 +226,8 @@ def ran(exercise, path, launch, name, inputs, criteria):
         raise Refused(f"`{exercise.answer}` ends Python by sys.exit. Take that out.") from None
     except MemoryError:
         raise Refused(f"`{exercise.answer}` asks for more memory than check gives it.") from None
-    except Exception as error:
-        where = at_line(path, error)
-        raise Refused(f"It stops{where} for {name}, with {type(error).__name__}: {error!s:.300}") from None
+    except BaseException as error:
+        raise Refused(f"It stops{at_line(path, error)} for {name}, with {told(error)}") from None
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -295,9 +316,14 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     elif not likely:
         likely = exercise.faults.get("wrong")
     ratio = factor(x, truth, bad) if not likely or likely == exercise.faults.get("wrong") else None
-    if ratio:
+    if ratio and f"{ratio:.4g}" == "1":
+        yield (
+            "They are nearly right: a formula loses digits. Does it round a large number, such as m + log l, before "
+            "the difference is taken?"
+        )
+    elif ratio:
         yield f"All are {ratio:.4g} times what they should be."
-    if likely:
+    elif likely:
         yield f"Likely: {likely}"
 
 
@@ -474,18 +500,19 @@ def not_strict():
 # --- the process that the sandbox starts ------------------------------------------------------------------------------
 
 
-def limit_memory(size):
-    """Bytes of data that this process may have, where the system can say no."""
+def limit(what, most):
+    """The most of a resource that this process may have, where the system can say no."""
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        resource.setrlimit(getattr(resource, what), (most, most))
     except (ImportError, AttributeError, OSError, ValueError):  # Windows; a system that cannot
         pass
 
 
-def main(name, path, result, memory):
-    limit_memory(int(memory))
+def main(name, path, result, memory, seconds):
+    limit("RLIMIT_DATA", int(memory))
+    limit("RLIMIT_CPU", int(seconds))  # should the process that waits for this one be gone
     sys.argv = [path]
     with open(result, "w", encoding="utf-8", buffering=1) as file:
 

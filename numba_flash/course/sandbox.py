@@ -7,6 +7,7 @@ against malice: an answer runs with the rights of the one who checks it.
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -32,14 +33,26 @@ def run(exercise, path, seconds):
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="numba_flash_", ignore_cleanup_errors=True) as folder:
         result = Path(folder) / "result"
-        command = "numba_flash.course.judge", exercise.name, str(path), str(result), str(MEMORY)
+        limits = str(MEMORY), str(math.ceil(2 * seconds) + 10)
+        command = "numba_flash.course.judge", exercise.name, str(path), str(result), *limits
         ended = run_apart(command, seconds, folder, {"NUMBA_FLASH_STRICT": "1"})
         verdict, last = read(result)
     if verdict is None:
         verdict = {"passed": False, "message": failure(ended, last, seconds), "criteria": {}}
-    return verdict | {
+    return clean(verdict) | {
         "printed": ended.printed, "printed_bytes": ended.size, "seconds": round(time.monotonic() - start, 2)
     }  # fmt: skip
+
+
+def clean(value):
+    """A verdict without the control characters, and what is no text, that a file may have put into it."""
+    if isinstance(value, dict):
+        return {key: clean(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [clean(part) for part in value]
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in value)
+    return value
 
 
 class Ended(NamedTuple):
@@ -142,7 +155,8 @@ def failure(ended, last, seconds):
         )
     if status < 0 and not WINDOWS:
         name = signal.Signals(-status).name
-        return f"Python itself was killed ({name}) {during}: too much memory, or memory that is not its own."
+        why = {"SIGKILL": ": too much memory?", "SIGSEGV": ": memory that is not its own, or a recursion without end."}
+        return f"Python itself was ended by the signal {name} {during}{why.get(name, '.')}"
     return (
         f"Python ended {during}, with exit status {status}, before there was a verdict. Does your file call "
         "os._exit? Take that out."

@@ -88,7 +88,7 @@ def run(file, *, stage=None, seed=1, everything=False):
 def tests_of(file):
     """The names of the tests that a file defines, from its text. ValueError where it cannot be read or has none."""
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
+        tree = ast.parse(Path(file).read_text(encoding="utf-8-sig"), str(file))
     except FileNotFoundError:
         raise ValueError(f"--test {file}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -184,7 +184,7 @@ def trial(file, fault, stages):
     """The outcome of the file's tests in this process, see `apart`."""
     names = {"__name__": "student", "__file__": str(file)}
     try:
-        exec(compile(Path(file).read_text(encoding="utf-8"), str(file), "exec"), names)
+        exec(compile(Path(file).read_text(encoding="utf-8-sig"), str(file), "exec"), names)
     except (Exception, SystemExit) as error:
         return {"kind": "broken", **told(file, error)}
     mutant = next((m for m in MUTANTS if m.name == fault), None)

@@ -35,10 +35,10 @@ def add_command(command):
 
 def run(flags):
     stages = [flags.stage]
-    if flags.beside and not flags.html:
+    if flags.beside and flags.html is None:
         raise ValueError(f"--beside {flags.beside} is for a page: add --html FILE")
-    if flags.html:
-        lesson.check_writable(flags.html)
+    if flags.html is not None:
+        lesson.check_writable(flags.html, (".html",), "page")
         beside = flags.beside or BESIDE.get(flags.stage, "none")
         if beside == flags.stage:
             raise ValueError(f"--beside {beside} is the stage itself: name another one, or none")
@@ -47,7 +47,7 @@ def run(flags):
     if flags.html:
         size = page.write(plays, flags.html, flags.speed)
         report.console().print(f" written: {flags.html} ({report.in_bytes(size)})", soft_wrap=True)
-    elif sys.stdin.isatty() and sys.stdout.isatty():
+    elif all(map(lesson.is_terminal, (sys.stdin, sys.stdout))):
         terminal.watch(plays[0], flags.speed)
     else:
         terminal.digest(plays[0])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -394,7 +395,7 @@ def test_who_works_where_the_exercises_are_is_judged_like_others(run, monkeypatc
     status, out, _ = run("00_guard")
     assert status == 0 and "The hole" not in out
     assert run("00_guard", "--copy", "again")[0] == 0
-    assert Path("again/00_guard.py").read_text(encoding="utf-8") == GUARD.unsolved
+    assert hole(Path("again/00_guard.py").read_text(encoding="utf-8")) == hole(GUARD.unsolved)
 
 
 def test_a_warning_of_python_about_a_file_is_not_shown(run, recwarn, monkeypatch):
@@ -433,6 +434,61 @@ def test_a_class_is_graded_in_one_call(run):
     assert ada["seconds"] < 15 and ada["criteria"]["bill"]["rows"][0]["counted"] == 1000
     assert bob["passed"] is False and "the factor is left out" in bob["criteria"]["correct"]["message"]
     assert eve["passed"] is False and "Line 1 is not Python" in eve["message"]
+
+
+@unix_only
+def test_a_folder_holds_what_is_no_answer(run):
+    answer(solved(), "class/ann/guard_00.PY")  # its first line says which exercise it is
+    answer("x = 1\n", "class/ann/other.py")
+    os.mkfifo("class/02_scores.py")
+    os.symlink("/dev/zero", "class/03_tile.py")
+    status, out, err = run("class", "--json")
+    assert status == 0 and [Path(v["file"]).name for v in json.loads(out)] == ["guard_00.PY"]
+    assert "left out, since neither name nor first line is that of an exercise: ann/other.py" in plain(err)
+
+
+@unix_only
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_ends_check_ends_the_answer(run, name):
+    path = answer("while True:\n    pass\n")
+    command = [sys.executable, "-m", "numba_flash", "check", path]
+    with subprocess.Popen(command, env=sandbox.environment() | {"NUMBA_FLASH_STRICT": "1"}) as process:
+        deadline = time.monotonic() + 30
+        while not (judges := children(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(timeout=30) == 128 + getattr(signal, name)
+    while any(map(runs, judges)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert judges and not any(map(runs, judges))
+
+
+def children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, encoding="utf-8").stdout
+    return [int(line) for line in listed.split()]
+
+
+def runs(pid):
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
+    return bool(state.strip()) and not state.startswith("Z")
+
+
+@pytest.mark.parametrize(
+    "raised", ["BaseException('x')", "KeyboardInterrupt", "ValueError('\\ud800 \\x1b[2J')", "Odd"], ids=str
+)
+def test_odd_errors_are_told(raised):
+    odd = "class Odd(Exception):\n    def __str__(self):\n        raise RuntimeError\n\n\n"
+    message = sandbox.clean(judge(GUARD, answer(f"{odd}raise {raised}\n")))["message"]
+    assert "it stops in line 6 with" in message and "\x1b" not in message and message.encode("utf-8")
+
+
+def test_copies_name_themselves(run):
+    run("--copy", "work", "02_scores")
+    text = Path("work/02_scores.py").read_text(encoding="utf-8")
+    assert "check work/02_scores.py --hint 1" in text and "check 02_scores" not in text
+    status, out, _ = run("work/02_scores.py")
+    assert status == 1 and out.splitlines()[1] == " work/02_scores.py"
+    assert run("")[0] == 2
 
 
 def test_the_report_of_a_wrong_answer(run):

@@ -260,6 +260,7 @@ def test_a_formula_may_use_the_sizes_that_were_drawn(run, tmp_path):
     [
         (None, "cannot be read"),
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[1]", "holds no answers by part"),
         ('{"1a": [1]}', "holds no answers by part"),
         ('{"99a": 1}', "99a is no part of this exam"),
@@ -271,6 +272,19 @@ def test_a_file_that_holds_no_answers(run, tmp_path, text, says):
         file.write_text(text)
     status, out, err = run("--grade", file)
     assert (status, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+def test_grades_do_not_overwrite_answers(run, tmp_path):
+    file = tmp_path / "answers.json"
+    file.write_text('\ufeff{" 1A ": "true"}', encoding="utf-8")  # as PowerShell writes, and typed by hand
+    status, _, err = run("--grade", file, "--json", file)
+    assert status == 2 and "--grade and --json are the same file" in err
+    assert run("--grade", file)[0] == 0
+
+
+def test_a_truth_value_answers_yes_or_no():
+    assert exam.is_right(True, "yes") and exam.is_right(False, "no") and exam.is_right(True, "true")
+    assert not exam.is_right(True, "no") and not exam.is_right(True, 1)
 
 
 @pytest.mark.parametrize(

@@ -266,10 +266,17 @@ WRONG = {
         ("O_i[t] *= old", "O_i[t] *= float32(1)", "correct: rescaled when m grows"),
         ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
         ("Br, Bc = 32, 16", "Br, Bc = 8, 16", "bill: total elements|2·N_k·d·⌈N/Br⌉|K loads|times as much"),
+        ("math.exp(S_ij[c, r] - m_new)", "math.exp(S_ij[c, r])", "correct: is nan"),
         (
             HOST,
             "    return specification(Q, K, V, scale)",
             "message: launched no kernel: its bill shows no loads",
+        ),
+        (
+            HOST,
+            "    nf.launch(touch, 1, 1, Q)\n    return specification(Q, K, V, scale)\n\n\n"
+            "@cuda.jit\ndef touch(Q):\n    Q[0, 0] + Q[0, 0]",
+            "message: make 2 loads for|it is not they that compute the answer",
         ),
         (
             HOST,
@@ -283,6 +290,7 @@ WRONG = {
         ("s += Q_i[t] * K[j, t]", "s += Q[i, t] * K[j, t]", "bill: Q loads|use Q_i, in registers"),
         ("O_i[t] += p", "O_i[t] = p", "correct: replaced, not added to"),
         ("m = float32(-math.inf)", "m = float32(-1e30)", "correct: m begins at a finite number"),
+        ("p = math.exp(s * scale - m)", "p = math.exp(s * scale)", "correct: The maximum is not subtracted"),
     ],
     "07_delta": [
         ("D_i += dO[i, t] * O[i, t]", "D_i += O[i, t]", "correct: dO is left out"),
@@ -358,6 +366,7 @@ WRONG = {
         ("m = max(m, m_i[s])", "m = max(m, m_s[s, i])", "bill: m_s loads|let thread t fetch"),
         ("m = float32(-math.inf)", "m = float32(0)", "correct: m begins at 0"),
         ("m = float32(-math.inf)", "m = float32(-1e30)", "correct: m begins at a finite number"),
+        ("p = math.exp(s * scale - m)", "p = math.exp(s * scale)", "correct: The maximum is not subtracted"),
         (
             "if t < n:\n        m_i[t] = m_s[t, i]\n        l_i[t] = l_s[t, i]",
             "if t == 0:\n        for s in range(n):\n            m_i[s] = m_s[s, i]\n            l_i[s] = l_s[s, i]",

@@ -194,3 +194,11 @@ def test_in_a_terminal_it_plays_and_leaves_it_as_it_was():
     assert b"step %s of %s" % (count, count) in output
     assert b"step %d of %s" % (int(count) - 1, count) in output
     assert b"\x1b[?1049l" in output  # the screen as it was
+
+
+def test_with_standard_input_closed():
+    command = [sys.executable, "-m", "numba_flash", "play", "--n", "8", "--d", "2"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" <&-', *command], capture_output=True, encoding="utf-8", timeout=60
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr

@@ -7,8 +7,18 @@ d). It allocates O with `nf.empty`, launches one or more kernels of your own wit
 
 The kernels are yours: as many threads and tiles as you like. Do not take the stages of numba_flash; reading them is
 allowed. An array in shared memory or in registers has a size fixed in advance, so a kernel that needs d for that is
-made by a function of d, as `make_smooth_shared(B)` in lesson 00. Above such a function write `@cache`: a GPU would
-compile its kernel anew at each call. And give the kernel nf.to_device(Q), not Q, or it is copied at each launch.
+made by a function of d; `@cache` keeps what it made, or a GPU would compile it anew at each call:
+
+    @cache
+    def make_forward(d):
+        @cuda.jit
+        def forward(Q, K, V, O, scale):
+            Q_i = cuda.local.array(d, float32)
+            ...
+        return forward
+
+It is launched as nf.launch(make_forward(Q.shape[1]), blocks, threads, Q, K, V, O, scale). Give it nf.to_device(Q), not
+Q, or a GPU copies it at each launch.
 
 The bill is that of flash2 with 32 queries per tile, without L, for all tensors and kernels together; and a thread must
 not do the work of others:

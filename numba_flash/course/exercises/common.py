@@ -28,8 +28,13 @@ def normal(rng, *shape, size=1.0, mean=0.0):
 
 
 def qkv(rng, N, N_k, d):
-    """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong."""
-    return normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
+    """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong.
+
+    Of each five queries one has scores of some hundred, too large for exp without the maximum.
+    """
+    Q, K, V = normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
+    Q[2::5] *= 64
+    return Q, K, V
 
 
 def lowest(rng, N, N_k, d):
@@ -42,6 +47,15 @@ def lowest(rng, N, N_k, d):
 def attention_inputs(rng, N, N_k, d, low=False):
     """Q, K, V and scale."""
     return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), SCALE)
+
+
+def no_maximum(S, V):
+    """The mistake of attention without m -> O."""
+    P = np.exp(S)
+    return P @ V / P.sum(axis=1, keepdims=True)
+
+
+NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88 is infinite, and inf/inf is nan."
 
 
 def finite_start(what="m", *, guarded):

@@ -3,7 +3,18 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import LOWEST, SENTINEL, attention_inputs, cases, finite_start, no_rescale, normal, weights
+from .common import (
+    LOWEST,
+    NO_MAXIMUM,
+    SENTINEL,
+    attention_inputs,
+    cases,
+    finite_start,
+    no_maximum,
+    no_rescale,
+    normal,
+    weights,
+)
 
 Bc = 8
 
@@ -183,6 +194,7 @@ EXERCISES = (
             "p * V_j[c, t]. At the end m_i = m_new.",
         ),
         mistakes=(
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start("m_new", guarded=False),
             Mistake(
                 "O_i is not rescaled when m grows: multiply it by exp(m_i - m_new) before the new keys are added.",
@@ -227,7 +239,7 @@ EXERCISES = (
             {"N": 1, "N_k": 1, "d": 1},
             {"N": 64, "N_k": 32, "d": 32},
             {"N": 33, "N_k": 21, "d": 7},
-            {"N": 3, "N_k": 100, "d": 16},
+            {"N": 3, "N_k": 1000, "d": 16},
             {"N": 3, "N_k": 5, "d": 16, "_low": True},
         ),
         counted_on=3,
@@ -261,6 +273,7 @@ EXERCISES = (
             "tile of keys has min(Bc, N_k - j).",
         ),
         mistakes=(
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start(guarded=False),
             finite_start(guarded=True),
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),

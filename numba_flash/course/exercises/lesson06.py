@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import attention_inputs, cases, finite_start, weights
+from .common import NO_MAXIMUM, attention_inputs, cases, finite_start, no_maximum, weights
 
 EXERCISES = (
     Exercise(
@@ -17,6 +17,7 @@ EXERCISES = (
             {"N": 1, "N_k": 1},
             {"N": 32, "N_k": 40},
             {"N": 3, "N_k": 5, "_low": True},
+            {"N": 3, "N_k": 1000},
         ),
         sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K)},
         bill=(
@@ -42,6 +43,7 @@ EXERCISES = (
             "max(m, s * scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
         ),
         mistakes=(
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start(guarded=False),
             finite_start(guarded=True),
             Mistake(
