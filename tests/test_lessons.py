@@ -236,7 +236,7 @@ def check_wording(out, flags):
     "flags",
     [
         "--n 1 --d 1",
-        "--n 8 --d 40 --heads 3 --blocks 1",
+        pytest.param("--n 8 --d 40 --heads 3 --blocks 1", marks=pytest.mark.course),
         pytest.param("--n 33 --d 7 --heads 3 --blocks 5 --seed 7 --device cpu", marks=pytest.mark.course),
     ],
 )
@@ -272,7 +272,10 @@ def figures(name, tmp_path, *flags):
     return json.loads(file.read_text()), out
 
 
-@pytest.mark.parametrize("row", [(1, 3, 2, 0, 5, 1, 0, 4), (-300, -300, -300), (7,), (0, 0, 0, 0, 500)])
+ROWS = [(1, 3, 2, 0, 5, 1, 0, 4), (0, 0, 0, 0, 500)]
+
+
+@pytest.mark.parametrize("row", [*ROWS, *(pytest.param(r, marks=pytest.mark.course) for r in ((-300,) * 3, (7,)))])
 def test_the_trace_of_a_row(tmp_path, row):
     written = ",".join(map(str, row))
     found, out = figures("04_online_softmax.py", tmp_path, *SHORT, f"--row={written}")

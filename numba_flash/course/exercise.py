@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 BEGIN, END = "# --- your code", "# --- end of your code"
@@ -159,7 +160,8 @@ def folder():
 
 def load(path):
     """The module of a Python file, which is run; it is in no list of modules."""
-    spec = importlib.util.spec_from_file_location(f"exercise_{next(_numbers)}", path)
+    name = f"exercise_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceFileLoader(name, str(path)))  # .PY as well
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -210,7 +210,9 @@ def check_right(file):
     assert found.loose
 
 
-@pytest.mark.parametrize("file", ["stages/naive.py", "stages/naive_backward.py"])
+@pytest.mark.parametrize(
+    "file", ["stages/naive.py", pytest.param("stages/naive_backward.py", marks=pytest.mark.course)]
+)
 def test_a_right_stage_shows_nothing(file):
     check_right(file)
 
@@ -276,6 +278,7 @@ def test_what_gives_a_race_away():
             assert score.needs(one.fault).startswith("strict mode")
 
 
+@pytest.mark.course
 def test_the_result_as_json(run, tmp_path):
     name = "tiled: K not through its tile"
     seed, line = seed_of(name, "tiled"), plant(mutant(name)).lines[0]

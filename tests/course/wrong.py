@@ -56,7 +56,7 @@ ONE_THREAD = """def make_forward(d):
 """
 
 ATTENTION = EXERCISES["05_attention"].solution
-KERNEL = ATTENTION[ATTENTION.index("def make_forward") : ATTENTION.index("# --- end of your code")]
+KERNEL = ATTENTION[ATTENTION.rindex("def make_forward") : ATTENTION.index("# --- end of your code")]
 ONE_THREAD += ATTENTION[ATTENTION.index("\n\ndef attention") : ATTENTION.index("# --- end of your code")].replace(
     "Br, Q, K", "1, Q, K"
 )
@@ -247,7 +247,7 @@ WRONG = {
         ("        l_i *= old\n", "", "correct: l_i is not rescaled"),
         ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
         ("        m_i = m_new\n", "", "correct: m_i becomes m_new"),
-        ("m_new = m_i", "m_new = float32(-1e30)", "correct: m_new begins at a finite number"),
+        ("m_new = m_i", "m_new = float32(-1e30)", "correct: from one tile to the next"),
         ("O_i[t] += p * V_j[c, t]", "O_i[t] += p * V[j + c, t]", "bill: V loads|use V_j, in shared memory"),
         (
             "for c in range(keys):\n            p",
@@ -266,7 +266,7 @@ WRONG = {
         ("O_i[t] *= old", "O_i[t] *= float32(1)", "correct: rescaled when m grows"),
         ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
         ("Br, Bc = 32, 16", "Br, Bc = 8, 16", "bill: total elements|2·N_k·d·⌈N/Br⌉|K loads|times as much"),
-        ("math.exp(S_ij[c, r] - m_new)", "math.exp(S_ij[c, r])", "correct: is nan"),
+        ("math.exp(S_ij[c, r] - m_new)", "math.exp(S_ij[c, r])", "correct: O["),
         (
             HOST,
             "    return specification(Q, K, V, scale)",

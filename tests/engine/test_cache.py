@@ -51,7 +51,15 @@ def test_the_next_process_compiles_nothing(tmp_path):
     assert run(tmp_path, folder) == (["1", "0"], "")
 
 
-@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "zeros", "source", "not text"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "empty",
+        "truncated",
+        "source",
+        *(pytest.param(d, marks=pytest.mark.course) for d in ("garbage", "zeros", "not text")),
+    ],
+)
 def test_a_damaged_entry_is_rebuilt_with_one_notice(tmp_path, damage):
     folder = tmp_path / "cache"
     run(tmp_path, folder)

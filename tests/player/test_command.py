@@ -135,7 +135,7 @@ class FakeLive:
         (["--beside", "flash2"], "--beside flash2 is for a page: add --html FILE"),
         (["--html", "FOLDER/x.html", "--beside", "flash"], "--beside flash is the stage itself"),
         (["--html", "FOLDER/none/x.html"], "does not exist"),
-        (["--html", "FOLDER"], "cannot be written"),
+        (["--html", "FOLDER"], "end it in .html"),
     ],
 )
 def test_bad_values_get_one_sentence(run, args, said, tmp_path):

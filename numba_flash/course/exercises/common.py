@@ -28,13 +28,8 @@ def normal(rng, *shape, size=1.0, mean=0.0):
 
 
 def qkv(rng, N, N_k, d):
-    """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong.
-
-    Of each five queries one has scores of some hundred, too large for exp without the maximum.
-    """
-    Q, K, V = normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
-    Q[2::5] *= 64
-    return Q, K, V
+    """Q, K and V whose scores differ by several units, and V with a mean that is not 0: wrong then looks wrong."""
+    return normal(rng, N, d, size=2.5), normal(rng, N_k, d), normal(rng, N_k, d, mean=1.0)
 
 
 def lowest(rng, N, N_k, d):
@@ -44,8 +39,11 @@ def lowest(rng, N, N_k, d):
     return Q, K, normal(rng, N_k, d, mean=1.0)
 
 
-def attention_inputs(rng, N, N_k, d, low=False):
-    """Q, K, V and scale."""
+def attention_inputs(rng, N, N_k, d, low=False, high=False):
+    """Q, K, V and scale. high: scores of several hundred, too large for exp; low: as in `lowest`."""
+    if high:
+        Q, K, V = qkv(rng, N, N_k, d)
+        return 128 * Q, K, V, SCALE
     return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), SCALE)
 
 

@@ -150,10 +150,11 @@ EXERCISES = (
         grid=("Br", None),
         inputs=cases(
             20,
-            lambda rng, N, N_k, low=False: attention_inputs(rng, N, N_k, 16, low),
+            lambda rng, N, N_k, **how: attention_inputs(rng, N, N_k, 16, **how),
             {"N": 37, "N_k": 45},
             {"N": 1, "N_k": 1},
             {"N": 32, "N_k": 16},
+            {"N": 5, "N_k": 21, "_high": True},
             {"N": 3, "N_k": 5, "_low": True},
         ),
         sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K)},
@@ -194,8 +195,8 @@ EXERCISES = (
             "p * V_j[c, t]. At the end m_i = m_new.",
         ),
         mistakes=(
-            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start("m_new", guarded=False),
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake(
                 "O_i is not rescaled when m grows: multiply it by exp(m_i - m_new) before the new keys are added.",
                 lambda Q, K, V, scale: no_rescale(scale * (Q @ K.T), V, Bc, O=False),
@@ -240,6 +241,7 @@ EXERCISES = (
             {"N": 64, "N_k": 32, "d": 32},
             {"N": 33, "N_k": 21, "d": 7},
             {"N": 3, "N_k": 1000, "d": 16},
+            {"N": 5, "N_k": 21, "d": 16, "_high": True},
             {"N": 3, "N_k": 5, "d": 16, "_low": True},
         ),
         counted_on=3,
@@ -273,9 +275,9 @@ EXERCISES = (
             "tile of keys has min(Bc, N_k - j).",
         ),
         mistakes=(
-            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start(guarded=False),
             finite_start(guarded=True),
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
                 "The scale is 1/√d here, whatever was asked for.",

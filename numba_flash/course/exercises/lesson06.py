@@ -12,12 +12,13 @@ EXERCISES = (
         outputs=("O",),
         inputs=cases(
             12,
-            lambda rng, N, N_k, low=False: attention_inputs(rng, N, N_k, 8, low),
+            lambda rng, N, N_k, **how: attention_inputs(rng, N, N_k, 8, **how),
             {"N": 37, "N_k": 21},
             {"N": 1, "N_k": 1},
             {"N": 32, "N_k": 40},
-            {"N": 3, "N_k": 5, "_low": True},
             {"N": 3, "N_k": 1000},
+            {"N": 5, "N_k": 21, "_high": True},
+            {"N": 3, "N_k": 5, "_low": True},
         ),
         sizes=lambda Q, K, V, scale: {"N": len(Q), "N_k": len(K)},
         bill=(
@@ -43,9 +44,9 @@ EXERCISES = (
             "max(m, s * scale), the second in p, l and O_i; at last O[i, t] = O_i[t] / l.",
         ),
         mistakes=(
-            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             finite_start(guarded=False),
             finite_start(guarded=True),
+            Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake(
                 "The scores are not multiplied by scale in the second pass, where the weights are formed. (In the "
                 "first one it would not show: m cancels.)",
