@@ -22,6 +22,7 @@ from .. import errors
 from ..engine import access, cpu
 from ..engine.cpu import POISON, position
 from ..engine.rewrite import function_of, is_kernel
+from ..lesson import plural
 from .exercise import load
 from .exercises import EXERCISES
 from .rounding import truth_and_limit
@@ -202,7 +203,7 @@ def by_kernels(exercise, bill, inputs, got, name):
         least = sum(x.size for x in arrays if isinstance(x, np.ndarray))
         if moved < least:
             raise Refused(
-                f"The kernels that `{exercise.answer}` launches make {moved:,} {kind} for {name}, where the "
+                f"The kernels that `{exercise.answer}` launches make {plural(moved, kind[:-1])} for {name}, where the "
                 f"{'inputs' if kind == 'loads' else 'outputs'} have {least:,} elements: it is not they that compute "
                 "the answer. Here a kernel of your own is to do it."
             )
