@@ -40,10 +40,10 @@ def lowest(rng, N, N_k, d):
 
 
 def attention_inputs(rng, N, N_k, d, low=False, high=False):
-    """Q, K, V and scale. high: scores of several hundred, too large for exp; low: as in `lowest`."""
+    """Q, K, V and scale. high: scores beyond 100, too large for exp; low: as in `lowest`."""
     if high:
         Q, K, V = qkv(rng, N, N_k, d)
-        return 128 * Q, K, V, SCALE
+        return 16 * Q, K, V, SCALE
     return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), SCALE)
 
 
