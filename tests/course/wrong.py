@@ -366,7 +366,6 @@ WRONG = {
         ("m = max(m, m_i[s])", "m = max(m, m_s[s, i])", "bill: m_s loads|let thread t fetch"),
         ("m = float32(-math.inf)", "m = float32(0)", "correct: m begins at 0"),
         ("m = float32(-math.inf)", "m = float32(-1e30)", "correct: m begins at a finite number"),
-        ("p = math.exp(s * scale - m)", "p = math.exp(s * scale)", "correct: The maximum is not subtracted"),
         (
             "if t < n:\n        m_i[t] = m_s[t, i]\n        l_i[t] = l_s[t, i]",
             "if t == 0:\n        for s in range(n):\n            m_i[s] = m_s[s, i]\n            l_i[s] = l_s[s, i]",
