@@ -151,8 +151,8 @@ def listed(play):
 
 
 def watch(play, speed):
-    """Play it until q is pressed."""
-    at, playing, last = 0, True, len(play.frames) - 1
+    """Show its first step; then what the keys say, until q."""
+    at, playing, last = 0, False, len(play.frames) - 1
     screen = report.console()
     with keys() as read, Live(console=screen, screen=True, auto_refresh=False) as live:
         while True:

@@ -101,7 +101,7 @@ def test_a_picture_fits_the_terminal_and_lights_what_moves(small):
         (["right", "right", "left", "q"], [0, 1, 2, 1]),
         (["end", "right", "space", "q"], [0, "last", "last", 0]),
         (["left", "home", "x", "\x03"], [0, 0, 0, 0]),
-        ([None, None, "space", "q"], [0, 1, 2, 2]),
+        (["space", None, None, "space", "q"], [0, 0, 1, 2, 2]),
         (["q"], [0]),
     ],
 )
@@ -114,7 +114,8 @@ def test_keys(pressed, shown, small, monkeypatch):
     terminal.watch(small, speed=5)
     last = len(small.frames) - 1
     assert steps == [last if at == "last" else at for at in shown]
-    assert waits[0] == 1 / 5  # it plays at once
+    assert waits[0] is None  # it does not play before it is told to
+    assert pressed[0] != "space" or waits[1:3] == [1 / 5] * 2
     assert all(wait is None for wait, key in zip(waits[1:], pressed, strict=False) if key in ("left", "right", "end"))
 
 
@@ -177,7 +178,7 @@ def test_in_a_terminal_it_plays_and_leaves_it_as_it_was():
     process = subprocess.Popen(args, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
     output, end = b"", time.monotonic() + 60
     os.set_blocking(ours, False)
-    keys = [b" ", b"\x1b[F", b"\x1b[D", b"q"]  # stop, end, left, leave
+    keys = [b" ", b"\x1b[F", b"\x1b[D", b"q"]  # play, end, left, leave
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(BlockingIOError, OSError):
             output += os.read(ours, 2**16)
