@@ -16,6 +16,7 @@ from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
 
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
+FIRST, LAST = 6, 11  # lessons: those that an exam can end with
 MINUTES = 60
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -38,6 +39,8 @@ def add_command(command):
     length.add_argument("--questions", type=whole_number(1), metavar="K", help="how many questions")
     what = f"or as many questions as fit M minutes (default: {MINUTES})"
     length.add_argument("--minutes", type=whole_number(1), metavar="M", help=what)
+    what = "ask for nothing of the lessons after LAST (default: %(default)s)"
+    sub.add_argument("--upto", type=whole_number(FIRST, LAST), default=LAST, metavar="LAST", help=what)
     sub.add_argument("--key", action="store_true", help="with answers, reasons, points and common wrong answers")
     what = 'grade the answers in FILE, JSON such as {"1a": "true", "2a": "C", "5b": 4096}, as far as a program can'
     sub.add_argument("--grade", metavar="FILE", help=what)
@@ -49,7 +52,7 @@ def add_command(command):
 
 def run(flags):
     check_distinct(grade=flags.grade, json=flags.json, html=flags.html, md=flags.md)
-    questions = select(flags.seed, flags.questions, flags.minutes)
+    questions = select(flags.seed, flags.questions, flags.minutes, flags.upto)
     if flags.grade:
         page, figures = graded(flags, questions)
         markdown = None
@@ -72,26 +75,28 @@ def run(flags):
 # --- which questions --------------------------------------------------------------------------------------------------
 
 
-def select(seed, count=None, minutes=None):
+def select(seed, count=None, minutes=None, upto=None):
     """The questions of an exam -> list of Question; arguments and errors as for `balanced`."""
-    return [POOL[name](random.Random(f"{name} {seed}")) for name in balanced(seed, count, minutes)]
+    return [POOL[name](random.Random(f"{name} {seed}")) for name in balanced(seed, count, minutes, upto)]
 
 
-def balanced(seed, count=None, minutes=None):
+def balanced(seed, count=None, minutes=None, upto=None):
     """Which questions, by topic -> list of names. ValueError where it would be too small or too large an exam.
 
-    count: so many questions; else as many as fit `minutes`. At least three ask what kind of optimisation it is.
+    count: so many questions; else as many as fit `minutes`. upto: the last lesson that was taught. At least three ask
+    what kind of optimisation it is.
     """
     rng = random.Random(f"exam {seed}")
-    stacks = {topic: [name for name, build in POOL.items() if build.topic == topic] for topic in TOPICS}
+    pool = {name: build for name, build in POOL.items() if upto is None or build.last <= upto}
+    stacks = {topic: [name for name, build in pool.items() if build.topic == topic] for topic in TOPICS}
     for stack in stacks.values():
         rng.shuffle(stack)
     chosen = [name for topic, least in LEAST.items() for name in stacks[topic][:least]]
     least = sum(LEAST.values())
     if count is not None:
-        if not least <= count <= len(POOL):
-            raise ValueError(f"--questions {count} is no exam: pass {least} to {len(POOL)}")
-        minutes = sum(build.minutes for build in POOL.values())
+        if not least <= count <= len(pool):
+            raise ValueError(f"--questions {count} is no exam: pass {least} to {len(pool)}")
+        minutes = sum(build.minutes for build in pool.values())
     minutes = MINUTES if minutes is None else minutes
     left = minutes - sum(POOL[name].minutes for name in chosen)
     if left < 0:

@@ -274,6 +274,16 @@ def test_a_file_that_holds_no_answers(run, tmp_path, text, says):
     assert (status, out) == (2, "") and says in err and err.count("\n") == 1
 
 
+def test_nothing_of_lessons_that_were_not_taught(run):
+    kept = lambda question: max(map(int, re.findall(r"(\d\d), part", question.lesson)))  # noqa: E731
+    assert any(kept(question) > 7 for seed in range(9) for question in exam.select(seed))
+    assert all(kept(question) <= 7 for seed in range(9) for question in exam.select(seed, upto=7))
+    assert len(exam.select(1, upto=6)) > 5
+    status, out, _ = run("--seed", 21, "--upto", 7, "--key")
+    assert status == 0 and "lesson 10" not in out
+    assert run("--upto", 5)[0] == 2
+
+
 def test_grades_do_not_overwrite_answers(run, tmp_path):
     file = tmp_path / "answers.json"
     file.write_text('\ufeff{" 1A ": "true"}', encoding="utf-8")  # as PowerShell writes, and typed by hand

@@ -6,6 +6,7 @@
 A part has one right answer and is graded by the program; what `open` lists is read by a person.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -65,6 +66,7 @@ def question(topic, lesson, minutes, name=None):
             return Question(key, topic, lesson, minutes, **make(rng))
 
         build.topic, build.minutes = topic, minutes
+        build.last = max(map(int, re.findall(r"\b(\d\d), part", lesson)))  # the last lesson that it takes
         POOL[key] = build
         return make
 
