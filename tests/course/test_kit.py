@@ -112,6 +112,7 @@ def test_the_numbers_that_are_compared():
     assert nf.predict("flash2", **decoding)["K"] == nf.predict("flash2", split_kv=64, **decoding)["K"]
 
 
+@pytest.mark.course
 def test_the_numbers_that_the_library_knows():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ideal = nf.predict("naive", n=64, d=16), nf.hbm.predict.algorithm0(n=64, d=16)
