@@ -4,7 +4,6 @@ import contextlib
 import json
 import runpy
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from . import output, picture, report, testing
 from .attention import MAX_D, attention, attention_backward
 from .checks import check_stage
 from .course.check import exercise_of
+from .course.judge import at_line
 from .engine.launch import device
 from .engine.model import GRID_YZ
 from .hbm.lines import lines
@@ -108,19 +108,13 @@ def of_file(path, printing=False):
         raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
     except (Exception, SystemExit) as error:
         if not isinstance(error, SystemExit) or error.code:
-            raise ValueError(f"{path} stops{in_line(path, error)} with {type(error).__name__}: {error}") from None
+            raise ValueError(f"{path} stops{at_line(path, error)} with {type(error).__name__}: {error}") from None
     finally:
         sys.argv = argv
         sys.path.remove(str(file.resolve().parent))
     if not counted.kernels:
         raise ValueError(f"{path} launches no kernel: only what nf.launch starts while the file runs is counted")
     return counted, name
-
-
-def in_line(path, error):
-    """ " in line 12" for the last line of the file that took part in an error."""
-    found = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
-    return f" in line {found[-1]}" if found else ""
 
 
 def count(stage, *, n=N, d=64, heads=1, direction="forward", **how):
