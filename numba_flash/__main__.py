@@ -34,7 +34,7 @@ from . import (
 from . import figures as paper
 from . import testing as exactness
 from .attention import MAX_D
-from .blocks import check_blocks, fitting_blocks
+from .blocks import check_blocks, fitting_blocks, from_sides
 from .checks import DTYPES
 from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
@@ -96,7 +96,7 @@ def make_parser():
         ("seed", 0, 0, "seed of the random input (default: %(default)s)"),
     ):
         sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
-    tiles = "T for square tiles, Br Bc for those of flash and flash2 (default: what fits)"
+    tiles = "T, or Br Bc for flash and flash2 (default: what fits)"
     sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=tiles)
     sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
@@ -205,7 +205,7 @@ def run_lesson(file, flags):
 
 def bill(flags):
     if flags.blocks:
-        flags.blocks = flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks)
+        flags.blocks = from_sides(flags.stage, flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
     more = {name: getattr(flags, name) for name in ("direction", "blocks", "return_lse", "causal")}
     more |= {"deterministic": not flags.atomics, "dropout_p": flags.dropout, "split_kv": flags.split_kv}

@@ -303,6 +303,14 @@ def _form(stage, tiling):
     return "(1, Bc)" if tiling is _ONE_QUERY else "(Br, Bc)"
 
 
+def from_sides(stage, sides):
+    """What a command line's one or two numbers mean for `blocks`: T, or (Br, Bc), of which one number is both."""
+    if len(sides) == 1:
+        tiling = TILINGS["forward"][stage]
+        return sides[0] if tiling is None or tiling.square else (sides[0], sides[0])
+    return tuple(sides)
+
+
 def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     """`check_blocks`, and whether a block of threads of the device holds such tiles.
 

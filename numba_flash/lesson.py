@@ -96,6 +96,7 @@ def start(
         ("argument --answers", lambda: check_answers(flags.answers)),
         ("flags", lambda: check_distinct(**{name: getattr(flags, name) for name in ("json", "svg", "answers")})),
         ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",), "notebook")),
+        ("argument --notebook", lambda: check_alone(flags, "notebook", ("json", "svg", "answers"))),
     ):
         try:
             check()
@@ -198,6 +199,12 @@ def check_writable(path, suffixes=None, kind="picture"):
         raise ValueError(f"{path!r} cannot be written ({why}): name another file") from None
     if not there:
         file.unlink()
+
+
+def check_alone(flags, name, others):
+    """ValueError where the flag `name`, which runs nothing, is given with one of `others`, which write of a run."""
+    if getattr(flags, name) and (given := [other for other in others if getattr(flags, other)]):
+        raise ValueError(f"nothing is run, so that there is nothing for --{given[0]} to write: leave one of them out")
 
 
 def check_distinct(**files):

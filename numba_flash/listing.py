@@ -10,6 +10,7 @@ import numpy as np
 
 from . import output, picture, report, testing
 from .attention import MAX_D, attention, attention_backward
+from .blocks import from_sides
 from .checks import check_stage
 from .course.check import exercise_of
 from .course.judge import at_line
@@ -37,7 +38,7 @@ def add_command(command):
         sub.add_argument(
             f"--{flag}", type=whole_number(least, most), default=value, metavar=flag[0].upper(), help=meaning
         )
-    tiles = "T for square tiles, Br Bc for those of flash and flash2 (default: what fits)"
+    tiles = "T, or Br Bc for flash and flash2 (default: what fits)"
     sub.add_argument("--blocks", type=whole_number(1), nargs="+", metavar="B", help=tiles)
     what = "forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
@@ -59,7 +60,7 @@ def show(flags):
                 raise ValueError(f"--{name} is for a stage, and {flags.file} is run as it is: leave one of the two out")
         counted, facts = of_file(flags.file, printing=flags.json == "-")
         return write(flags, counted, {"file": flags.file}, f"{Path(flags.file).name}, line by line", facts)
-    blocks = flags.blocks and (flags.blocks[0] if len(flags.blocks) == 1 else tuple(flags.blocks))
+    blocks = flags.blocks and from_sides(flags.stage, flags.blocks)
     how = {"blocks": blocks, "causal": flags.causal, "dropout_p": flags.dropout}
     work = flops(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
     if work > MOST:
@@ -72,19 +73,15 @@ def show(flags):
 
 def write(flags, counted, figures, title, facts):
     figures |= {"bill": json.loads(counted.bill.to_json())["kernels"], "lines": json.loads(counted.to_json())}
-    if flags.json != "-":
-        heading = report.heading(title, facts)
-        page = [counted]
-        if (where := device()).name != "cpu":
-            note = f"Counted on the CPU engine: on {where.name!r} the kernels request the same."
-            page.insert(0, report.prose(note))
-        screen = report.console()
-        for renderable in (heading, *page):
-            screen.print(renderable)
-        if flags.html:
-            picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash: {title}")
-            screen.print(f" written: {flags.html}", soft_wrap=True)
-    output.write(figures, flags.json)
+    heading, page = report.heading(title, facts), [counted]
+    if (where := device()).name != "cpu":
+        note = f"Counted on the CPU engine: on {where.name!r} the kernels request the same."
+        page.insert(0, report.prose(note))
+    output.show([heading, *page], figures, flags.json)
+    if flags.html:
+        picture.save(heading, {"": [page]}, flags.html, title=f"numba_flash: {title}")
+        if flags.json != "-":
+            report.console().print(f" written: {flags.html}", soft_wrap=True)
     return 0
 
 

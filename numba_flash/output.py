@@ -15,11 +15,13 @@ def add_json(parser, figures="the figures", page="table"):
 
 
 def writable(*suffixes):
-    """The argparse type of a path that is tried before the run; - is standard output."""
+    """The argparse type of a path that is tried before the run."""
 
     def path(text):
         try:
-            check_writable(None if text == "-" else text, suffixes)
+            check_writable(text, suffixes)
+            if text == "-":
+                raise ValueError("'-' is no name of a file, and only --json writes to standard output")
         except (ValueError, OSError) as error:
             raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
         return text
@@ -30,7 +32,7 @@ def writable(*suffixes):
 def _json_file(text):
     if text.endswith(".py"):  # `--json answer.py` would overwrite the answer
         raise argparse.ArgumentTypeError(f"{text!r} is a Python file: name the files to read first, then --json FILE")
-    return writable()(text)
+    return text if text == "-" else writable()(text)
 
 
 def show(page, figures=None, path=None):

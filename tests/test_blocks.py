@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numba_flash as nf
-from numba_flash.blocks import TILINGS, check_blocks, fitting_blocks
+from numba_flash.blocks import TILINGS, check_blocks, fitting_blocks, from_sides
 from numba_flash.engine.model import REGISTERS, STATIC_SHARED, THREADS
 from numba_flash.errors import SharedMemoryError
 
@@ -156,3 +156,17 @@ def test_square_tiles_beyond_the_device():
         fitting_blocks("tiled", 33, d=64, dtype="float32")
     for part in ("blocks=33: 1,089 threads", "1,024", "blocks=(32, 32) fits"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sides", "meant"),
+    [
+        ("tiled", [8], 8),
+        ("flash", [8], (8, 8)),
+        ("flash2", [8, 4], (8, 4)),
+        ("tiled", [8, 4], (8, 4)),
+        ("naive", [8], 8),
+    ],
+)
+def test_the_sides_of_a_command_line(stage, sides, meant):
+    assert from_sides(stage, sides) == meant

@@ -284,8 +284,10 @@ def test_a_file_that_will_not_do(args, says, script, capsys):
     "line, says",
     [
         ("--stage naive --blocks 8", "'naive' has no tiles"),
+        ("--stage tiled --blocks 8 4", "pass one side T"),
         ("--dropout 1", "dropout_p=1"),
         ("--html page.txt", "end it in .html"),
+        ("--html -", "end it in .html"),
         ("--json no/such/folder/file", "does not exist"),
         ("--n 0", "'0' is not valid"),
         ("--n 100000000 --d 1", "would run for minutes: pass a smaller --n"),

@@ -49,6 +49,10 @@ def test_the_flag(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         command.main(["lessons", "03", "--notebook", "03.txt"])
     assert ended.value.code == 2 and "'03.txt' is not a notebook" in capsys.readouterr().err
+    for flag in ("--json", "--answers", "--svg"):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["lessons", "03", "--notebook", str(file), flag, str(tmp_path / "other.svg")])
+        assert ended.value.code == 2 and f"nothing for {flag} to write" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.course

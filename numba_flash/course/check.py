@@ -5,6 +5,7 @@ import re
 import sys
 import time
 import warnings
+from itertools import islice
 from pathlib import Path
 
 from .. import lesson, output, report
@@ -15,10 +16,12 @@ from .judge import CRITERIA
 
 SECONDS = 30
 LARGEST = 10**6  # bytes of a file
+MOST = 20_000  # files and folders under a folder of answers
 NOTES = 3  # on float64, at most
 COMMAND = "python -m numba_flash check"
 WORDS = {True: "yes", False: "NO", None: "not judged"}
 SHORT = WORDS | {None: "–"}
+LINE = 70  # columns of a line of a file in a message
 PATH = 28  # columns of a path in a table of verdicts
 
 
@@ -38,6 +41,9 @@ def add_command(command):
 
 def check(flags):
     screen = report.console()
+    given = [name for name in ("copy", "hint", "solution", "json") if getattr(flags, name)]
+    if given[1:] and given != ["hint", "solution"]:
+        raise ValueError(f"--{given[0]} judges nothing, and does not go with --{given[1]}: leave one of them out")
     if flags.copy:
         return copy(flags, screen)
     if not flags.files:
@@ -72,8 +78,11 @@ def found(name):
         raise ValueError(f"FILE is empty: name a file, an exercise or a folder. {known()}")
     path = Path(name)
     if path.is_dir():
+        entries = list(islice(path.rglob("*"), MOST + 1))
+        if len(entries) > MOST:
+            raise ValueError(f"{name} holds more than {MOST:,} files and folders: name the folder of the answers")
         inside = [
-            file for file in sorted(path.rglob("*"))
+            file for file in sorted(entries)
             if file.suffix.lower() == ".py" and "solutions" not in file.relative_to(path).parts and file.is_file()
         ]  # fmt: skip
         answers = [file for file in inside if answered(file)]
@@ -165,12 +174,19 @@ def text_of(path):
     except SyntaxError as error:
         line = (text.splitlines()[error.lineno - 1 : error.lineno] or [""])[0] if error.lineno else ""
         raise ValueError(
-            f"Line {error.lineno} is not Python that can be run: {error.msg}.\n\n    {error.lineno}  {line.strip()}\n\n"
+            f"Line {error.lineno} is not Python that can be run: {error.msg}.\n\n"
+            f"    {error.lineno}  {shortened(line)}\n\n"
             "The slip may also be in the line before: a bracket or a colon that is missing, or the indentation."
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"The file is not Python that can be run: {error}.") from None
     return text
+
+
+def shortened(line):
+    """A line of a file for a message, without its indentation and of what is too long the beginning."""
+    line = line.strip()
+    return line if len(line) <= LINE else line[: LINE - 1] + "…"
 
 
 def parsed(text):

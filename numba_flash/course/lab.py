@@ -14,7 +14,7 @@ from ..hbm.lines import lines as count_lines
 from ..stages import STAGES
 from . import score
 from .faults import MUTANTS
-from .symptoms import EASY, INPUTS, TILES, Right, examine, inputs_of, installed, plant, run
+from .symptoms import INPUTS, TILES, Right, examine, inputs_of, installed, plant, run
 
 LEVELS = "easy", "hard"
 SIDE = 8  # of the tiles that the pictures show
@@ -27,13 +27,13 @@ def add_command(command):
     sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=f"{', '.join(STAGES)} (default: any)")
     what = "which fault: another number, another fault (default: %(default)s)"
     sub.add_argument("--seed", type=whole(0), default=1, metavar="S", help=what)
-    what = "easy: forward pass, after lessons 00 to 05; hard: all of both passes, and the whole file (default: easy)"
+    what = "easy: what lessons 00 to 05 teach; hard: masks, dropout, both passes, the whole file (default: easy)"
     sub.add_argument("--level", choices=LEVELS, default="easy", help=what)
     sub.add_argument("--line", type=whole(1), metavar="N", help="your answer, where there is no terminal to type it")
     sub.add_argument("--solution", action="store_true", help="show the fault")
     what = "score a test of yours, a file with test(attention) or test_backward(attention_backward), on faulty kernels"
     sub.add_argument("--test", metavar="FILE", help=what)
-    sub.add_argument("--all", action="store_true", help=f"with --test: all faults, not {score.SOME} of them")
+    sub.add_argument("--all", action="store_true", help=f"with --test: all faults of the level, not {score.SOME}")
     output.add_json(sub, "the result", "text")
 
 
@@ -42,7 +42,9 @@ def lab(flags):
     if flags.test:
         if flags.line or flags.solution:
             raise ValueError(f"--{'line' if flags.line else 'solution'} does not go with --test: leave one out")
-        status, result, page = score.run(flags.test, stage=flags.stage, seed=flags.seed, everything=flags.all)
+        status, result, page = score.run(
+            flags.test, stage=flags.stage, seed=flags.seed, level=flags.level, everything=flags.all
+        )
         if flags.json != "-":
             for part in page:
                 screen.print(part)
@@ -58,8 +60,7 @@ def pool(stage=None, level="hard"):
     """The faults that may be drawn: those in a stage's file that show; easy: by what lessons 00 to 05 teach."""
     mutants = [m for m in MUTANTS if m.file.startswith("stages/") and m.fault.shown_by]
     if level == "easy":
-        easy = {*EASY, "bill", "strict"}
-        mutants = [m for m in mutants if m.direction == "forward" and m.fault.shown_by in easy]
+        mutants = [m for m in mutants if m.direction == "forward" and m.fault.shown_by in score.EASY]
     return [m for m in mutants if stage in (None, m.stage)]
 
 
@@ -145,7 +146,7 @@ def game(case, flags, screen):
         result |= {"line": list(case.planted.lines), "fault": case.mutant.fault.name}
         result["stands_for"] = case.mutant.fault.stands_for
     elif flags.line:
-        result["hint"] = nudge(case, 0)
+        result["hint"] = f"Not that line. {nudge(case, 0)}"
         say(report.prose(result["hint"]))
     else:
         say(how_to_answer(case))
@@ -155,16 +156,21 @@ def game(case, flags, screen):
 
 
 def ask(case, say):
-    """Take line numbers from the terminal -> (tries, whether the last is right). ? gives up, Ctrl-D leaves."""
-    tries = []
+    """Take line numbers from the terminal -> (tries, whether the last is right). Each ? says more, the last one all;
+    Ctrl-D leaves."""
+    tries, hints = [], 0
     while True:
         try:
-            answer = input(" Which line? (? shows it) ").strip()
+            answer = input(" Which line? (? for a hint) ").strip()
         except EOFError:
             print()
             return tries, False
         if answer == "?":
-            return [*tries, "?"], False
+            if hints == most_hints(case):
+                return [*tries, "?"], False
+            say(report.prose(nudge(case, hints)))
+            hints += 1
+            continue
         if not answer:
             continue
         try:
@@ -177,7 +183,8 @@ def ask(case, say):
         tries.append(line)
         if case.right(line):
             return tries, True
-        say(report.prose(nudge(case, len(tries) - 1)))
+        say(report.prose(f"Not that line. {nudge(case, hints)}"))
+        hints = min(hints + 1, most_hints(case))
 
 
 def page(case):
@@ -389,17 +396,22 @@ def race(case, error):
 # --- nudges -----------------------------------------------------------------------------------------------------------
 
 
+def most_hints(case):
+    """How many hints there are before ? shows the line."""
+    return 3 if case.level == "hard" else 2
+
+
 def nudge(case, number):
-    """What to say after a wrong answer, more each time."""
+    """Hint `number`, from 0, each of which says more than the last; the last holds for all that follow."""
     first, last = case.planted.lines[0], case.planted.lines[-1]
     if number == 0:
-        return f"Not that line. {hint(case)}"
+        return hint(case)
     name = next(name for name, begin, end in case.functions if begin <= first <= end)
     if number == 1 and case.level == "hard":
-        return f"Not that line. The fault is in {name}."
+        return f"The fault is in {name}."
     below, above = random.Random(case.seed).sample(range(2, 8), 2)
     low, high = first - below, last + above
-    return f"Not that line. The fault is in {name}, between the lines {low} and {high}. (? shows it.)"
+    return f"The fault is in {name}, between the lines {low} and {high}. (? shows it.)"
 
 
 TAIL = (

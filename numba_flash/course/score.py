@@ -24,11 +24,12 @@ from pathlib import Path
 
 from .. import attention, attention_backward, report
 from ..stages import STAGES
-from . import sandbox
+from . import sandbox, symptoms
 from .faults import MUTANTS
 from .symptoms import INPUTS, installed, plant
 
 SOME = 12  # faults, without --all
+EASY = {*symptoms.EASY, "bill", "strict"}  # what shows a fault that needs no more than lessons 00 to 07
 LIMIT = 60  # seconds for the right kernels, which may have to be compiled
 PASSES = {"forward": "", "backward": ", backward", "atomic": ", atomics", "split": ", split_kv"}
 TESTS = {"test": ("forward", "split"), "test_backward": ("backward", "atomic")}  # and the passes they see
@@ -46,7 +47,7 @@ def needs(fault):
     return NEEDS["strict" if fault.aim == "races" else fault.shown_by]
 
 
-def run(file, *, stage=None, seed=1, everything=False):
+def run(file, *, stage=None, seed=1, level="easy", everything=False):
     """Score the tests of a file -> (exit status, result for JSON, what to print).
 
     Exit status 0 where every fault is found, 1 where some are not or where a test fails on a right kernel. Raises
@@ -54,7 +55,7 @@ def run(file, *, stage=None, seed=1, everything=False):
     """
     names = tests_of(file)
     passes = [direction for name in names for direction in TESTS[name]]
-    drawn = chosen(stage, passes, seed, everything)
+    drawn = chosen(stage, passes, seed, level, everything)
     stages = [name for name in STAGES if name in {mutant.stage for mutant in drawn}]
     result = {"file": str(file), "tests": names, "stage": stage, "seed": seed}
     with report.progress(f"{Path(file).name} on {len(drawn)} faults", len(drawn) + 1, after=0) as advance:
@@ -82,7 +83,7 @@ def run(file, *, stage=None, seed=1, everything=False):
     ]  # fmt: skip
     killed = sum(fault["killed"] for fault in faults)
     result |= {"right": right, "killed": killed, "faults": faults}
-    return (0 if killed == len(faults) else 1), result, list(page(file, stages, faults, took, everything, right))
+    return (0 if killed == len(faults) else 1), result, list(page(file, stages, faults, took, everything, level))
 
 
 def tests_of(file):
@@ -105,10 +106,12 @@ def tests_of(file):
     return names
 
 
-def chosen(stage, passes, seed, everything):
-    """The faults to try: all, or some, as many kinds of input among them as can be."""
+def chosen(stage, passes, seed, level, everything):
+    """The faults to try: all of a level, or some, as many kinds of input among them as can be."""
     drawn = [m for m in MUTANTS if m.file.startswith("stages/") and m.fault.shown_by and m.direction in passes]
     drawn = [m for m in drawn if stage in (None, m.stage) and (everything or m.direction in ("forward", "backward"))]
+    if level == "easy":
+        drawn = [m for m in drawn if m.fault.shown_by in EASY and m.direction in ("forward", "backward")]
     if everything:
         return drawn
     waiting = random.Random(seed).sample(drawn, len(drawn))
@@ -137,7 +140,7 @@ def failed(file, right):
         )
 
 
-def page(file, stages, faults, took, everything, right):
+def page(file, stages, faults, took, everything, level):
     killed = sum(fault["killed"] for fault in faults)
     yield report.heading("Lab: your test", f"{Path(file).name}, {len(faults)} faults")
     yield ""
@@ -153,10 +156,11 @@ def page(file, stages, faults, took, everything, right):
                 text = f"{fault['stage'] + PASSES[fault['direction']]:<24} {fault['stands_for']}"
                 yield from textwrap.wrap(text, 79, initial_indent="     ", subsequent_indent=" " * 30)
         yield ""
-    if not everything:
-        yield report.prose(
-            "These are some of the faults: `--seed` draws others, `--all` takes all, `--stage` those of one stage."
-        )
+    more = ["`--seed` draws others, `--all` takes all"] if not everything else []
+    more += ["`--stage` takes those of one stage", "`--level hard` those of masks and dropout as well"][
+        : 2 - (level == "hard")
+    ]
+    yield report.prose(f"These are some of the faults: {', '.join(more)}.")
 
 
 # --- a process of its own ---------------------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ class FunctionRewriter(ast.NodeTransformer):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue  # a docstring
             if not isinstance(statement, STATEMENTS):
-                raise self.unsupported(statement, f"a {describe(statement)} cannot stand in a kernel")
+                raise self.unsupported(statement, f"{describe(statement)} cannot stand in a kernel")
             for new in as_list(self.visit(statement)):
                 for node in ast.walk(new):
                     if isinstance(node, ast.stmt) and not hasattr(node, "origin"):
@@ -524,7 +524,7 @@ class FunctionRewriter(ast.NodeTransformer):
 
     def visit(self, node):
         if isinstance(node, ast.expr) and not isinstance(node, EXPRESSIONS):
-            raise self.unsupported(node, f"a {describe(node)} cannot stand in a kernel")
+            raise self.unsupported(node, f"{describe(node)} cannot stand in a kernel")
         return super().visit(node)
 
     def visit_Name(self, node):
@@ -577,6 +577,8 @@ class FunctionRewriter(ast.NodeTransformer):
                 f"cuda.{name} is a warp primitive, and the CPU engine has no warps: "
                 "exchange values through shared memory and cuda.syncthreads(), or run on a GPU",
             )
+        if name in ("grid", "gridsize", "syncthreads", "shared.array", "local.array"):
+            raise self.unsupported(node, f"cuda.{name} is a function, and nothing calls it: write cuda.{name}(…)")
         raise self.unsupported(node, f"cuda.{name} is not available on the CPU engine here: run this kernel on a GPU")
 
     def visit_Subscript(self, node):
@@ -822,14 +824,16 @@ def is_pure(node):
 
 
 def describe(node):
+    """A node of the syntax tree in words, with its article."""
     names = {
-        "ListComp": "list comprehension", "List": "list", "Dict": "dict", "Set": "set", "Lambda": "lambda",
-        "FunctionDef": "nested function", "With": "with statement", "Try": "try statement", "Raise": "raise statement",
-        "Assert": "assert statement", "Import": "import statement", "ImportFrom": "import statement",
-        "JoinedStr": "f-string", "NamedExpr": "assignment expression (:=)", "GeneratorExp": "generator expression",
-        "DictComp": "dict comprehension",
+        "ListComp": "list comprehension", "GeneratorExp": "generator expression", "DictComp": "dict comprehension",
+        "SetComp": "set comprehension", "JoinedStr": "string", "NamedExpr": "assignment expression (:=)",
+        "FunctionDef": "nested function", "ClassDef": "class", "Delete": "del statement",
+        "ImportFrom": "import statement", "Starred": "starred expression", "YieldFrom": "yield",
     }  # fmt: skip
-    return names.get(type(node).__name__, f"{type(node).__name__} node")
+    kind = type(node).__name__
+    name = names.get(kind, kind.lower() + " statement" * isinstance(node, ast.stmt))
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def scheduler(program):

@@ -1,5 +1,6 @@
 """Table 21 of the paper: how much memory a training step of attention takes, against N."""
 
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -87,6 +88,7 @@ def compute(*, n, d, heads, batch):
     return figures | {"runs": runs, "equal": all(r["predicted"] == r["allocated"] for r in runs.values())}
 
 
+@cache
 def run(stage, n, d):
     """Run a training step of one head in float32 -> elements that were predicted, and that were allocated."""
     q, k, v = inputs((n, d), (n, d))

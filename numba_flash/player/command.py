@@ -4,7 +4,7 @@ import sys
 
 from .. import lesson, report
 from ..attention import MAX_D
-from ..blocks import TILINGS
+from ..blocks import TILINGS, from_sides
 from ..stages import STAGES
 from . import page, terminal
 from .play import play
@@ -21,7 +21,7 @@ def add_command(command):
     sub.add_argument("--n", type=number(1), default=64, metavar="N", help=what)
     what = "d, the number of columns of a head (default: %(default)s)"
     sub.add_argument("--d", type=number(1, MAX_D), default=16, metavar="D", help=what)
-    what = "T for square tiles, Br Bc for those of flash and flash2 (default: about 4 x 4 tiles)"
+    what = "T, or Br Bc for flash and flash2 (default: about 4 x 4 tiles)"
     sub.add_argument("--blocks", type=number(1), nargs="+", metavar="B", help=what)
     what = "the query whose m, l and O are followed (default: 5, or the last)"
     sub.add_argument("--row", type=number(0), metavar="I", help=what)
@@ -57,9 +57,6 @@ def run(flags):
 def recorded(stage, flags):
     """The Play of a stage. --blocks is for the stages whose tiles are of one kind with those of --stage."""
     kinds = {name: tiling and tiling.square for name, tiling in TILINGS["forward"].items()}
-    blocks = None
-    if flags.blocks and kinds[stage] == kinds[flags.stage]:
-        one = len(flags.blocks) == 1
-        blocks = flags.blocks[0] if one and kinds[stage] is not False else tuple(flags.blocks) * (1 + one)
+    blocks = from_sides(stage, flags.blocks) if flags.blocks and kinds[stage] == kinds[flags.stage] else None
     names = ("n", "d", "row", "causal", "seed")
     return play(stage, blocks=blocks, **{name: getattr(flags, name) for name in names})

@@ -100,6 +100,7 @@ def test_files_that_cannot_be_found_name_the_exercises(run):
         (b"def add(X:\n    pass\n", "Line 1 is not Python that can be run"),
         (b"x = 1\n  y = 2\n", "Line 2 is not Python that can be run: unexpected indent. 2 y = 2"),
         (b"x = " + b"(" * 5000, "not Python that can be run"),
+        (b"x = 1 +" + b" 1" * 5000, "x = 1 + 1 1 1"),
         (b"#" * (check.LARGEST + 1), "more than 1,000,000 bytes"),
     ],
 )
@@ -109,6 +110,7 @@ def test_files_that_are_no_python_are_not_run(run, monkeypatch, data, says):
     status, out, err = run("00_guard.py")
     assert status == 1 and err == ""
     assert says in plain(out) and "Not passed yet" in out
+    assert len(out) < 2000
 
 
 # --- what cannot be judged --------------------------------------------------------------------------------------------
@@ -360,6 +362,13 @@ def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
     assert run("00_guard", "--hint", 0)[0] == 2
 
 
+@pytest.mark.parametrize("flags", ["--solution --json", "--hint 1 --json", "--copy x --json", "--copy x --hint 1"])
+def test_flags_that_do_not_go_together(run, flags):
+    status, out, err = run("00_guard", *flags.split())
+    assert (status, out) == (2, "") and "judges nothing, and does not go with" in plain(err)
+    assert not Path("x").exists()
+
+
 def test_copies_to_work_on_that_overwrite_nothing(run):
     answer("# mine", "work/00_guard.py")
     status, out, _ = run("--copy", "work")
@@ -438,7 +447,7 @@ def test_a_class_is_graded_in_one_call(run):
 
 
 @unix_only
-def test_a_folder_holds_what_is_no_answer(run):
+def test_a_folder_holds_what_is_no_answer(run, monkeypatch):
     answer(solved(), "class/ann/guard_00.PY")  # its first line says which exercise it is
     answer("x = 1\n", "class/ann/other.py")
     os.mkfifo("class/02_scores.py")
@@ -446,6 +455,9 @@ def test_a_folder_holds_what_is_no_answer(run):
     status, out, err = run("class", "--json")
     assert status == 0 and [Path(v["file"]).name for v in json.loads(out)] == ["guard_00.PY"]
     assert "left out, since neither name nor first line is that of an exercise: ann/other.py" in plain(err)
+    monkeypatch.setattr(check, "MOST", 3)
+    status, out, err = run("class")
+    assert (status, out) == (2, "") and "class holds more than 3 files and folders" in plain(err)
 
 
 @unix_only

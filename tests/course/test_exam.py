@@ -307,6 +307,8 @@ def test_a_truth_value_answers_yes_or_no():
         (("--seed", "x"), "give a whole number"),
         (("--html", "exam.pdf"), "end it in .html"),
         (("--md", "no/such/folder/x.md"), "does not exist"),
+        (("--md", "-"), "only --json writes to standard output"),
+        (("--html", "-"), "end it in .html"),
     ],
 )
 def test_a_value_that_will_not_do(run, args, says):

@@ -295,9 +295,22 @@ def test_the_result_as_json(run, tmp_path):
     assert (result["found"], result["fault"], result["tries"]) == (True, "K not through its tile", [line])
 
 
+def wrong_twice(line):
+    return f"{line - 1}\n{line + 1}\n{line}"
+
+
+def two_hints(line):
+    return f"?\n?\n{line}"
+
+
+def hints_alone(line):
+    return "?\n?\n?"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_on_a_terminal():
-    """Wrong answers are nudged, more each time; nonsense and lines outside are asked again."""
+@pytest.mark.parametrize("answers", [wrong_twice, two_hints, hints_alone])
+def test_on_a_terminal(answers):
+    """Wrong answers and ? are answered by hints, the last ? by the fault; nonsense is asked again."""
     import pty
 
     name = "naive: L without m"
@@ -306,7 +319,7 @@ def test_on_a_terminal():
     command = [sys.executable, "-m", "numba_flash", "lab", "--stage", "naive", "--seed", str(seed)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT, close_fds=True)
     os.close(slave)
-    os.write(master, f"abc\n1\n{line - 1}\n{line + 1}\n{line}\n".encode())
+    os.write(master, f"abc\n1\n{answers(line)}\n".encode())
     out = b""
     while True:
         try:
@@ -323,7 +336,8 @@ def test_on_a_terminal():
     assert "line=1 is not in the listing" in out
     assert "out is right, and lse is not" in out
     assert "between the lines" in out
-    assert "Right: line" in out
+    assert ("Not that line." in out) == (answers is wrong_twice)
+    assert ("The fault: line" if answers is hints_alone else "Right: line") in out
 
 
 def test_a_solution_is_shown(run):
@@ -432,15 +446,18 @@ def test_what_a_test_finds(write):
 
 def test_the_choice_of_faults():
     """Some: of as many kinds as can be, others for another seed; none whose pass the tests do not call."""
-    some = score.chosen(None, score.TESTS["test"], 1, False)
+    some = score.chosen(None, score.TESTS["test"], 1, "hard", False)
     assert len(some) == score.SOME == len({m.name for m in some})
     assert {m.direction for m in some} == {"forward"}
     assert {m.stage for m in some} == set(STAGES)
     assert len({m.fault.shown_by for m in some}) >= 9
-    again, other = (score.chosen(None, score.TESTS["test"], seed, False) for seed in (1, 2))
+    again, other = (score.chosen(None, score.TESTS["test"], seed, "hard", False) for seed in (1, 2))
     assert some == again != other
-    everything = score.chosen("flash2", score.TESTS["test"], 1, True)
+    everything = score.chosen("flash2", score.TESTS["test"], 1, "hard", True)
     assert {m.direction for m in everything} == {"forward", "split"}
+    easy = score.chosen(None, sum(score.TESTS.values(), ()), 1, "easy", True)
+    assert {m.direction for m in easy} == {"forward", "backward"}
+    assert {m.fault.shown_by for m in easy} <= {*EASY, "bill", "strict"}
     assert all(m.fault.shown_by in score.NEEDS for m in ALL)
 
 

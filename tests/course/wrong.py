@@ -233,7 +233,9 @@ WRONG = {
     "05_rescale": [
         ("(l_old * O[i, t] +", "(l[i] * O[i, t] +", "correct: The old O is not rescaled"),
         ("l_old = weight(m_i, m_new) * l[i]", "l_old = l[i]", "correct: The old l and O are not rescaled"),
-        ("+ new * acc) / l_new", "+ acc) / l_new", "correct: are wrong"),
+        ("+ new * acc) / l_new", "+ acc) / l_new", "correct: What the tile adds to O is not brought"),
+        ("l_old + new * l_tile", "l_old + l_tile", "correct: What the tile adds to l is not brought"),
+        ("new = weight(m_tile, m_new)", "new = float32(1)", "correct: What the tile gives is not brought"),
         ("l_old * O[i, t]", "weight(m_i, m_new) * O[i, t]", "correct: taken for l·O"),
         (
             "range(keys):\n            m_tile",

@@ -349,6 +349,25 @@ def asserts(A):
 
 
 @cuda.jit
+def imports(A):
+    import math  # FAULT
+
+    A[0] = math.pi
+
+
+@cuda.jit
+def deletes(A):
+    x = A[0]
+    del x  # FAULT
+
+
+@cuda.jit
+def no_call(A):
+    A[0] = 1
+    cuda.syncthreads  # FAULT
+
+
+@cuda.jit
 def raises(A):
     if A[0] > 0:
         raise ValueError  # FAULT

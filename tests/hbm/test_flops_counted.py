@@ -107,7 +107,7 @@ for stage in nf.STAGES:
         Q = numbers(rng.standard_normal((2, N, d)))
         K, V = (numbers(x) if N_k else x.astype(object) for x in rng.standard_normal((2, 1, N_k, d)))
         for causal, dropped, sparse in ((0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1)):
-            if sparse and (stage != "flash2" or not N_k):
+            if sparse and (stage != "flash2" or not N_k) or not (N in (5, 9) or sparse == causal):
                 continue
             mask = dataclasses.replace(masks.no_mask(), causal=bool(causal), p_drop=np.float64(dropped / 4))
             asked = {"causal": bool(causal), "dropout_p": dropped / 4, "blocks": None if stage == "naive" else blocks}
@@ -117,7 +117,7 @@ for stage in nf.STAGES:
                 asked["block_mask"] = tiles
             how = {"mask": mask, "blocks": blocks}
             name = f"{stage} N={N} N_k={N_k} d={d} causal={causal} dropped={dropped} sparse={sparse}"
-            for lse in (False, True):
+            for lse in (False, True) if not (causal or sparse) else (True,):
                 count = 0
                 O, L = module.forward(Q, K, V, Number(0.5), return_lse=lse, **how)
                 report[f"{name} lse={lse}"] = [count, flops(stage, N, N_k, d, return_lse=lse, **asked)]

@@ -127,6 +127,6 @@ def does_recomputing_pay(rng):
         ),
         "why": f"2d = {2 * d} operations against {per_byte * size} in the time of one element: {cost:.3g} loads, "
         "against 8 accesses. And P, N × N, need not be kept.",
-        "wrong": (("more FLOPs, so slower", "where memory sets the pace, operations are free up to the ridge"),),
+        "wrong": (("more FLOPs, so slower", "where memory sets the pace, operations take no time of their own"),),
         "facts": {"d": d, "per_byte": per_byte, "itemsize": size},
     }

@@ -30,7 +30,7 @@ def _scores(rng, N, N_k, special=True):
     return S, V
 
 
-def _updated(S, V, *, old_O=True, old_l=True, new=True, l_in_O=True, divide=True, start=-np.inf):
+def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=True, divide=True, start=-np.inf):
     """Algorithm 1, lines 10 to 13, tile after tile, with a slip."""
     O, l, m = np.zeros((len(S), V.shape[1]), S.dtype), np.zeros(len(S), S.dtype), np.full(len(S), -np.inf, S.dtype)
     for j in range(0, S.shape[1], Bc):
@@ -39,10 +39,11 @@ def _updated(S, V, *, old_O=True, old_l=True, new=True, l_in_O=True, divide=True
         m_new = np.maximum(m, m_tile)
         finite, finite_tile = (np.where(np.isneginf(x), 0, x) for x in (m_new, m_tile))
         P = np.exp(part - finite_tile[:, None])
-        w_old, w_new = np.exp(m - finite), np.exp(m_tile - finite) if new else np.ones_like(m)
-        l_new = (w_old if old_l else 1) * l + w_new * P.sum(axis=1)
+        w_old, w_new = np.exp(m - finite), np.exp(m_tile - finite)
+        l_new = (w_old if old_l else 1) * l + (w_new if new_l else 1) * P.sum(axis=1)
         before = (w_old if old_O else 1) * (l if l_in_O else 1)
-        O = before[:, None] * O + w_new[:, None] * (P @ V[j : j + Bc])
+        scale = w_new if new_O else np.ones_like(w_new)
+        O = before[:, None] * O + scale[:, None] * (P @ V[j : j + Bc])
         if divide:
             O = O / np.where(l_new == 0, 1, l_new)[:, None]
         l, m = l_new, m_new
@@ -116,7 +117,15 @@ EXERCISES = (
             ),
             Mistake(
                 "What the tile gives is not brought to the new scale: multiply it by exp(m_tile - m_new).",
-                lambda S, V: _updated(S, V, new=False),
+                lambda S, V: _updated(S, V, new_O=False, new_l=False),
+            ),
+            Mistake(
+                "What the tile adds to O is not brought to the new scale: multiply it by exp(m_tile - m_new), too.",
+                lambda S, V: _updated(S, V, new_O=False),
+            ),
+            Mistake(
+                "What the tile adds to l is not brought to the new scale: multiply it by exp(m_tile - m_new), too.",
+                lambda S, V: _updated(S, V, new_l=False),
             ),
             Mistake(
                 "The old O is taken for l·O. It is divided by l already: multiply it by the old l first.",
