@@ -19,6 +19,7 @@ REGISTERS_A_THREAD = 255  # the most that CUDA gives one thread
 ROW_REGISTERS = 192  # with more, the compiler puts a thread's rows into local memory (ptxas 13.0, sm_80 and sm_90)
 OTHER_REGISTERS = 128  # beside them: addresses and values in flight, at most
 STREAM = 8  # rows, at most, of the tiles that pass by while a block keeps its own
+ROWS, KEY_THREADS = 4, 8  # of register_tiled: rows of results per thread, and threads that share such a row
 
 
 def tiles(size, T):
@@ -29,6 +30,15 @@ def tiles(size, T):
 def stream(T):
     """The largest divisor of T up to STREAM: tiles of so many rows pass by, and none lies in two tiles of T."""
     return max(rows for rows in range(1, STREAM + 1) if T % rows == 0)
+
+
+def pitch(columns):
+    """Elements from one row of a shared tile to the next: an odd number of fours, so that 8 rows read in 8 places.
+
+    A load of 4 neighbours begins at a multiple of 4; eight threads that read the same columns of eight rows then find
+    them in different banks.
+    """
+    return 4 * (tiles(columns, 4) | 1)
 
 
 DIRECTIONS = "forward", "backward"
@@ -42,7 +52,7 @@ class Tiling:
     square: bool
     threads: Callable  # (Br, Bc) -> threads of a block
     shared: Callable  # (Br, Bc, d) -> {array in shared memory: (rows, columns)}
-    rows: int  # rows of d elements that a thread keeps for itself
+    own: Callable  # (Br, Bc, d) -> rows and columns of what a thread keeps for itself, in registers
     default: Callable  # (d, elements of shared memory) -> (Br, Bc)
 
 
@@ -56,7 +66,12 @@ def _query_a_thread(Br, most):
         rows = max(1, min(Br, elements - 2 * d))  # fewer where not even one key would fit
         return rows, min(elements // (2 * d + rows), most)
 
-    return Tiling(False, lambda Br, Bc: Br, shared, 2, default)
+    return Tiling(False, lambda Br, Bc: Br, shared, _rows(2), default)
+
+
+def _rows(count):
+    """So many rows of d elements for each thread."""
+    return lambda Br, Bc, d: (count, d)
 
 
 def _whole_warps(threads):
@@ -101,25 +116,92 @@ _SQUARE = Tiling(
     True,
     lambda Br, Bc: Br * Bc,
     lambda Br, Bc, d: {"two tiles": (2 * Br, Bc)},
-    0,
+    _rows(0),
     lambda d, elements: (_side(elements),) * 2,
 )
-_KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, 2, _queries_and_keys)  # its rows of dK_j and dV_j
+_KEY_A_THREAD = Tiling(False, lambda Br, Bc: Bc, _key_tiles, _rows(2), _queries_and_keys)  # its rows of dK_j and dV_j
 # One kernel with a thread for each of Bc keys; another with one for each of Br queries: its rows of Q_i, dO_i and dQ_i.
 _OWNERS = Tiling(
     False,
     lambda Br, Bc: max(Br, Bc),
     _owner_tiles,
-    3,
+    _rows(3),
     lambda d, elements: (128, _whole_warps((elements - 2 * STREAM * (d + 1)) // (2 * (d | 1)))),
 )
 _ONE_QUERY = Tiling(
     False,
     lambda Br, Bc: Bc,
     lambda Br, Bc, d: {"K_j": (Bc, d | 1), "Q_i, O_i": (2, d), "S_j, P_j": (2, Bc)},
-    0,
+    _rows(0),
     lambda d, elements: (1, _whole_warps((elements - 2 * d) // ((d | 1) + 2))),
 )
+
+
+def _register_threads(Br, Bc):
+    return KEY_THREADS * tiles(Br, ROWS)
+
+
+def filled_up(Br, Bc, d):
+    """The tile's rows, keys and columns, with those that fill up the share of a thread: columns come in fours."""
+    return ROWS * tiles(Br, ROWS), KEY_THREADS * tiles(Bc, KEY_THREADS), 4 * KEY_THREADS * tiles(d, 4 * KEY_THREADS)
+
+
+def _register_tiles(Br, Bc, d):
+    rows, keys, columns = filled_up(Br, Bc, d)
+    width = pitch(columns)
+    operands = {"Q_i": (rows, width), "K_j": (keys, width), "V_j": (keys, width), "P_ij": (rows, pitch(keys))}
+    return operands | {"part": (rows, pitch(KEY_THREADS))}
+
+
+def _register_results(Br, Bc, d):
+    """S, O_i, l_i and m_i, and the row and two columns that are multiplied next."""
+    _, keys, columns = (size // KEY_THREADS for size in filled_up(Br, Bc, d))
+    return ROWS, keys + columns + 3
+
+
+def passing(d):
+    """Rows of the tiles that pass by in register_tiled's backward pass, while a block keeps its own."""
+    return 24 if d <= 64 else 16 if d <= 96 else 8
+
+
+def _owned_tiles(own, d, products):
+    """Of a kernel of the backward pass: the tile that its block owns, and what passes by."""
+    rows, others, columns = filled_up(own, passing(d), d)
+    width = pitch(columns)
+    return {"own": (2 * rows, width), "passing": (2 * others, width), "scores": (products * rows, pitch(others)),
+            "L_i, D_i": (2, max(rows, others))}  # fmt: skip
+
+
+def _register_owners(Br, Bc, d):
+    """Of the two kernels, the one that takes more: dS for one product, or P and dS for two."""
+    return max(_owned_tiles(Br, d, 1), _owned_tiles(Bc, d, 2), key=_elements)
+
+
+def _register_gradients(Br, Bc, d):
+    """S, dP, and dK_j and dV_j, with the row and two columns that are multiplied next."""
+    _, others, columns = (size // KEY_THREADS for size in filled_up(1, passing(d), d))
+    return ROWS, 2 * others + 2 * columns + 2
+
+
+def _most_rows(most, shared, elements):
+    """Rows of a tile that fit, up to `most`: in whole warps, or else in whole shares of a thread, if so many fit."""
+    rows = max((rows for rows in range(1, most + 1) if _elements(shared(rows)) <= elements), default=1)
+    whole = WARP // KEY_THREADS * ROWS if rows >= WARP // KEY_THREADS * ROWS else ROWS
+    return rows - rows % whole if rows > whole else rows
+
+
+def _queries_of_shares(d, elements):
+    keys = max(1, min(32, elements // (6 * d)))
+    keys -= keys % KEY_THREADS if keys > KEY_THREADS else 0
+    return _most_rows(64, lambda Br: _register_tiles(Br, keys, d), elements), keys
+
+
+def _owners_of_shares(d, elements):
+    return (
+        _most_rows(48, lambda own: _owned_tiles(own, d, 1), elements),
+        _most_rows(32, lambda own: _owned_tiles(own, d, 2), elements),
+    )
+
 
 TILINGS = {
     "forward": {
@@ -128,6 +210,7 @@ TILINGS = {
         "online_softmax": _SQUARE,
         "flash": _query_a_thread(64, most=1024),  # Q and O are read again for each tile of keys: as many as fit
         "flash2": _query_a_thread(128, most=32),  # K and V are read again for each tile of queries: many queries
+        "register_tiled": Tiling(False, _register_threads, _register_tiles, _register_results, _queries_of_shares),
     },
     "backward": {
         "naive": None,
@@ -135,6 +218,13 @@ TILINGS = {
         "online_softmax": _SQUARE,
         "flash": _KEY_A_THREAD,
         "flash2": _OWNERS,
+        "register_tiled": Tiling(
+            False,
+            lambda Br, Bc: max(_register_threads(Br, Bc), _register_threads(Bc, Br)),
+            _register_owners,
+            _register_gradients,
+            _owners_of_shares,
+        ),
     },
     "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics
     "split": {"flash2": _ONE_QUERY},  # several blocks for the keys of one query
@@ -172,7 +262,8 @@ class Blocks:
     @property
     def row_registers(self):
         """Registers of 32 bits that the rows of one thread would fill."""
-        return self.tiling.rows * self.d * self.itemsize // 4
+        rows, columns = self.tiling.own(self.Br, self.Bc, self.d)
+        return rows * columns * self.itemsize // 4
 
     @property
     def rows_in_registers(self):
@@ -212,10 +303,11 @@ class Blocks:
         keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
         text = f"{self.stage}{PASSES[self.direction]}: Br = {queries} and Bc = {keys} per tile. "
         text += f"Shared memory: {parts}, {self.shared_bytes:,} of {self.sram:,} B."
-        if not self.tiling.rows:
+        rows, columns = self.tiling.own(self.Br, self.Bc, self.d)
+        if not rows:
             return text
         threads = "1 thread" if self.threads == 1 else f"each of {self.threads} threads"
-        text += f" Rows of its own: {self.tiling.rows} × {self.d} for {threads}, {self.row_registers} registers"
+        text += f" Rows of its own: {rows} × {columns} for {threads}, {self.row_registers} registers"
         if self.rows_in_registers:
             return f"{text}, and up to {self.registers} with all else."
         return (
@@ -250,7 +342,7 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
             least = _elements(tiling.shared(1, 1, d)) * size
             raise ValueError(
                 f"sram={sram} holds no tiles of {stage!r} with d = {d}: the smallest take {least:,} bytes; pass more, "
-                f"or blocks={_form(stage, tiling)} for a prediction"
+                f"another stage, or blocks={_form(stage, tiling)} for a prediction"
             )
     elif tiling.square:
         raise ValueError(f"'paper' is the rule of flash and flash2; stage {stage!r} has square tiles: pass a side T")

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ..blocks import TILINGS, boolean_tiles, check_blocks, mask_blocks, stream, tiles
+from ..blocks import KEY_THREADS, TILINGS, boolean_tiles, check_blocks, filled_up, mask_blocks, passing, stream, tiles
 from ..checks import (
     check_deterministic,
     check_sparse,
@@ -351,6 +351,28 @@ def flash2(p):
     return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
 
+@closed_form("register_tiled")
+def register_tiled(p):
+    """flash2's traffic. Its work is by tiles, filled up with zeros to whole shares of a thread.
+
+    A score of a tile: two products, max, sum. A row at each step: O rescaled, and by each of X threads the maximum of X
+    parts, l rescaled, and the factor for that, 2, which is not needed at the first. A score that is seen: scale,
+    subtract, exp. At the end the sum of X parts of l, by X threads; a row with keys: O divided, d, and L formed, 2.
+    """
+    N, d, X = p.N, p.d, KEY_THREADS
+    Br, Bc = p.blocks
+    rows, scores, columns = filled_up(Br, Bc, d)
+    keys, _ = p.keys_of_tiles(Br)
+    loads = {"Q": N * d, "K": keys * d, "V": keys * d, **p.mask}
+
+    def flops():
+        Tr, steps, rescaled = tiles(N, Br), *tiles_and_rescaled(p, Br, Bc)
+        work = steps * rows * (scores * (4 * columns + 2 + p.drops) + X * X + X + columns) + 3 * p.pairs
+        return work + 2 * X * rescaled + Tr * rows * X * X + p.rows * (d + 2)
+
+    return {"register_tiled": Kernel(loads, {"O": N * d, "L": N}, flops)}
+
+
 def flash2_split(p):
     """Blocks that share the keys of a query, each in tiles of Bc; and one thread per element of O to merge their parts.
 
@@ -396,14 +418,24 @@ def flash2_steps(p, Br, Bc):
         return p.steps()
     if not p.causal:
         return p.N * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
-    steps = rescaled = 0
+    walks = list(causal_walks(p, Br, Bc))
+    return sum(rows * Tc for rows, _, Tc in walks), sum(seeing * max(Tc - 1, 0) for _, seeing, Tc in walks)
+
+
+def tiles_and_rescaled(p, Br, Bc):
+    """Tiles that are computed; and steps of rows with something before them to rescale, summed over the rows."""
+    if not p.causal:
+        return tiles(p.N, Br) * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
+    walks = list(causal_walks(p, Br, Bc))
+    return sum(Tc for _, _, Tc in walks), sum(seeing * max(Tc - 1, 0) for _, seeing, Tc in walks)
+
+
+def causal_walks(p, Br, Bc):
+    """Of each tile of queries, in causal order: its rows, those that see a key, and the tiles of keys that it meets."""
     for begin in range(0, p.N, Br):
         end = min(begin + Br, p.N)
-        Tc = tiles(max(0, end + p.N_k - p.N), Bc)
-        with_keys = max(0, end - max(begin, p.N - p.N_k))
-        steps += (end - begin) * Tc
-        rescaled += with_keys * max(Tc - 1, 0)
-    return steps, rescaled
+        seeing = max(0, end - max(begin, p.N - p.N_k))
+        yield end - begin, seeing, tiles(max(0, end + p.N_k - p.N), Bc)
 
 
 def ideal(p):
@@ -542,6 +574,33 @@ def flash2_backward(p):
     }
 
 
+@closed_form("register_tiled", "backward")
+def register_tiled_backward(p):
+    """flash2's traffic, split by owner. Its work is by tiles, filled up with zeros to whole shares of a thread.
+
+    A score of a tile: the products of d that the kernel needs, dP − D, times P; one that is seen: scale, subtract, exp.
+    dQ and dK are scaled once.
+    """
+    N, d, keys = p.N, p.d, p.share * p.N_k * p.d
+    Br, Bc = p.blocks
+    flash2 = flash2_backward(p)
+    step = passing(d)
+    own_keys, others, columns = filled_up(Bc, step, d)
+    own_queries, _, _ = filled_up(Br, step, d)
+
+    def key_flops():
+        starts = (max(0, j + N - p.N_k) if p.causal else 0 for j in range(0, p.N_k, Bc))
+        steps = sum(tiles(max(N - start, 0), step) for start in starts)
+        return steps * own_keys * others * (8 * columns + 2 + 2 * p.drops) + 3 * p.pairs + keys
+
+    def query_flops():
+        steps, _ = tiles_and_rescaled(p, Br, step)
+        return steps * own_queries * others * (6 * columns + 2 + p.drops) + 3 * p.pairs + N * d
+
+    flops = {"rowsum": flash2["rowsum"].flops, "backward_dKdV": key_flops, "backward_dQ": query_flops}
+    return {name: replace(kernel, flops=flops[name]) for name, kernel in flash2.items()}
+
+
 def ideal_backward(p):
     """Algorithm 3 of the paper, each step reading its operands once."""
     N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
@@ -663,6 +722,7 @@ def kept(stage, *, n, n_k=None, heads=1, batch=1, dropout_p=0.0):
         "online_softmax": {"S": scores, "m": rows, "l": rows},
         "flash": {"l": rows, "m": rows},
         "flash2": {"L": rows},
+        "register_tiled": {"L": rows},
     }[stage]
 
 

@@ -53,6 +53,8 @@ def _ladder():
         naive_backward,
         online_softmax,
         online_softmax_backward,
+        register_tiled,
+        register_tiled_backward,
         tiled,
         tiled_backward,
     )
@@ -100,6 +102,14 @@ def _ladder():
             flash2_backward.backward,
             atomic.backward,
             flash2_split.forward,
+        ),
+        Stage(
+            "register_tiled",
+            "flash2 with several results per thread",
+            "most loads from shared memory",
+            "FlashAttention-2",
+            register_tiled.forward,
+            register_tiled_backward.backward,
         ),
     )
 
