@@ -78,7 +78,7 @@ def test_a_solution_passes_and_its_bill_is_the_bound(name):
     assert {(row["tensor"], row["kind"]) for row in rows} == {
         (b.tensor, b.kind) for b in exercise.bill if b.formula != "0"
     }
-    if name not in ("04_merge", "05_rescale"):  # who has no key loads no O
+    if name not in ("04_merge", "05_rescale", "05_attention"):  # who has no key loads no O; a tile may be larger
         assert all(row["counted"] == row["bound"] for row in rows)
 
 

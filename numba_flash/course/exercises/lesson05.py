@@ -95,12 +95,13 @@ EXERCISES = (
         share=(Share("HBM", "Bc*d + Bc + 2*d + 4", "its scores, V_j and its own row of O, l and m"),),
         hints=(
             "Line by line: m_tile is the maximum of S_i, P = exp(S_i - m_tile) can overwrite S_i, l_tile is its sum. "
-            "Then m_new, then l_new, then O column by column.",
+            "Then m_new, then l_new, then O column by column. Loops over S_i are over range(Bc), a constant, so that "
+            "S_i stays in registers.",
             "Two factors: weight(m_i, m_new) brings what was to the new scale, weight(m_tile, m_new) what is new. O "
             "is divided by the old l, so l_i times the first factor is what it is multiplied by.",
             "l_old = weight(m_i, m_new) * l[i]; new = weight(m_tile, m_new); l_new = l_old + new * l_tile; for each "
-            "t the sum acc of S_i[c] * V_j[c, t], and O[i, t] = (l_old * O[i, t] + new * acc) / l_new, or 0 if l_new "
-            "is 0.",
+            "t the sum acc of S_i[c] * V_j[c, t] over range(Bc), where c < keys, and O[i, t] = (l_old * O[i, t] + new "
+            "* acc) / l_new, or 0 if l_new is 0.",
         ),
         mistakes=(
             Mistake(
@@ -145,9 +146,7 @@ EXERCISES = (
             ),
         ),
         faults={
-            "UninitializedRead": "S_i holds the scores of this tile alone, `keys` of them; the last tile has fewer "
-            "than Bc.",
-            "OutOfBounds": "the last tile has fewer than Bc keys: loop over range(keys).",
+            "OutOfBounds": "the last tile has fewer than Bc keys: in range(Bc), use row c of V_j only if c < keys.",
             "unwritten": "O, l and m all go back to HBM: lines 12 and 13.",
             "wrong": "take two tiles by hand, with the table of Algorithm 1, and compare.",
         },
@@ -160,9 +159,9 @@ EXERCISES = (
         inputs=cases(
             20,
             lambda rng, N, N_k, **how: attention_inputs(rng, N, N_k, 16, **how),
-            {"N": 37, "N_k": 45},
+            {"N": 70, "N_k": 45},
             {"N": 1, "N_k": 1},
-            {"N": 32, "N_k": 16},
+            {"N": 64, "N_k": 16},
             {"N": 5, "N_k": 21, "_high": True},
             {"N": 3, "N_k": 5, "_low": True},
         ),
