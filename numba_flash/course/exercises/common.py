@@ -53,7 +53,7 @@ def no_maximum(S, V):
     return P @ V / P.sum(axis=1, keepdims=True)
 
 
-NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88 is infinite, and inf/inf is nan."
+NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88.7 is infinite, and inf/inf is nan."
 
 
 def finite_start(what="m", *, guarded):
