@@ -2,11 +2,13 @@
 
 import ast
 import re
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from numba_flash.course.exercise import folder, hole, with_hole
+from numba_flash.course.exercise import constants, folder, hole, with_hole
 from numba_flash.course.exercises import EXERCISES
 from numba_flash.course.judge import fits, judge
 from numba_flash.course.rounding import truth_and_limit
@@ -49,6 +51,18 @@ def test_the_text_names_its_lesson_its_bill_and_its_check(name):
             assert re.search(rf"^    {bound.tensor} +{bound.kind} +{re.escape(str(bound))}$", text, re.M), bound
     assert all(hint[-1] in ".?)" for hint in (*exercise.hints, *(mistake.says for mistake in exercise.mistakes)))
     assert len(exercise.hints) == 3 and len(WRONG[name]) >= 3
+
+
+def test_definitions_take_their_constants_from_the_files():
+    """A known mistake in other tiles than those of the exercise would explain nothing."""
+    assert constants("10_blocks", "Bc", "Br") == [4, 8] and constants("00_reduce", "B") == [64]
+    for lesson, names in (("03", ("03_tile", "03_output")), ("05", ("05_rescale", "05_flash2"))):
+        module = import_module(f"numba_flash.course.exercises.lesson{lesson}")
+        for name in names:
+            (shared,) = {"T", "Bc"} & set(vars(module))
+            assert constants(name, shared) == [getattr(module, shared)]
+    for file in Path(import_module("numba_flash.course.exercises").__file__).parent.glob("lesson*.py"):
+        assert not re.search(r"^(T|B|Br|Bc)\b.* = \d", file.read_text(encoding="utf-8"), re.M), file.name
 
 
 @ALL

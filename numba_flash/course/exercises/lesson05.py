@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import (
     LOWEST,
     NO_MAXIMUM,
@@ -16,7 +16,7 @@ from .common import (
     weights,
 )
 
-Bc = 8
+(Bc,) = constants("05_rescale", "Bc")  # 05_flash2 has the same
 
 
 def _scores(rng, N, N_k, special=True):
@@ -48,6 +48,15 @@ def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=Tru
             O = O / np.where(l_new == 0, 1, l_new)[:, None]
         l, m = l_new, m_new
     return O, l, m
+
+
+def _stale(Q, K, V, scale):
+    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
+    N_k = len(K)
+    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
+    if N_k > Bc and N_k % Bc:
+        times[N_k - Bc : N_k - N_k % Bc] = 2
+    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)
 
 
 EXERCISES = (
@@ -220,7 +229,7 @@ EXERCISES = (
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
                 "Keys of the tile before count twice: the last tile has `keys` keys, range(keys), and not Bc.",
-                lambda *inputs: _stale(*inputs),
+                _stale,
             ),
             Mistake(
                 "V is added up without weights: a key counts with p = exp(S_ij[c, r] - m_new).",
@@ -310,12 +319,3 @@ EXERCISES = (
         },
     ),
 )
-
-
-def _stale(Q, K, V, scale):
-    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
-    N_k = len(K)
-    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
-    if N_k > Bc and N_k % Bc:
-        times[N_k - Bc : N_k - N_k % Bc] = 2
-    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)

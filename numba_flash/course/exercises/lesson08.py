@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import SCALE, cases, causal, qkv, weights
 from .lesson02 import scores
 
-Br = 8
+(Br,) = constants("08_skip", "Br")
 
 
 def _hidden(Q, K, scale, seen, value=-np.inf):
