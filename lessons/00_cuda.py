@@ -69,8 +69,9 @@ some = sorted({(0, 0), (0, B - 1), (grid // 2, B // 2), (grid - 1, (N - 1) % B),
 does = [[b, t, b * B + t, f"Y[{b * B + t}] = factor * X[{b * B + t}]" if b * B + t < N else "nothing"] for b, t in some]
 this.show(report.table(["block", "thread", "i", "what it does"], does), "")
 this.text(f"""
-32 threads of a block form a warp and run together. When neighbours in a warp read neighbouring addresses, one
-transaction of memory serves them. A later lesson measures that; the bill here counts requests.
+32 threads of a block form a warp and run together. Memory comes by sectors of 32 bytes, 8 elements in float32. When 32
+neighbours in a warp read 32 neighbouring elements, that is one request of 4 sectors; when each reads an element far
+from the others, it is 32 sectors. The bill counts neither: it counts the elements that the threads ask for.
 
 The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one is a
 store. This course counts them. A launch names the kernel, the number of blocks, the number of threads per block

@@ -60,7 +60,7 @@ thread is in row tx. Hence `Q_i[ty, t] * K_j[tx, t]`. For T = 4, this is thread 
     w  it writes this one: query in row 2, key in column 1
 
 Shared memory has 32 banks, and a bank serves one address at a time. The comment about banks marks where threads of
-a warp (lesson 00) may have to wait for each other; the bill does not see that, and a later lesson measures it.
+a warp (lesson 00) may have to wait for each other; the bill does not see that.
 
 The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
 threads. The product O = PV is computed in the same way, and softmax is the naive one.

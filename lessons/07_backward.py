@@ -206,12 +206,13 @@ this.text("""
 """)
 
 # %% flash2.
-this.part("FlashAttention-2: each result has one owner")
+this.part("flash2: each result has one owner")
 this.text(f"""
 In Algorithm 4 dQ makes a round trip at every tile of keys, and all tiles of keys wait for each other, since they add
 to the same dQ. FlashAttention-2 (Dao 2023, arXiv:2307.08691, Algorithm 2) computes D once, before all else, and lets
-each tile of keys be a block of threads. How is dQ formed then? All blocks can add to it in HBM; that
-comes below. Or, as here, a second kernel owns dQ, with the loops exchanged:
+each tile of keys be a block of threads. How is dQ formed then? There all blocks add to it in HBM, by atomic additions
+(its section 3.2); that comes below. The stage flash2 does otherwise by default, which is this course's choice and not
+the paper's: a second kernel owns dQ, with the loops exchanged.
 
     rowsum         D = rowsum(dO ∘ O)
     backward_dKdV  a block owns {plural(Bc, "key")}; the queries pass by; stores dK_j, dV_j

@@ -101,7 +101,8 @@ this.text(f"""
 In flash2 each of {choose_blocks("flash2", d=d).Br} threads has a query. With one query one thread computes, and the
 others help it to load. So the new kernel shares out the keys: its tile has Bc of them, and its block Bc threads. First,
 thread r has key r, and computes its score. Then it has columns r, r + Bc, ... of V and of O. (`j` is the first key of
-a tile, and `end` the first behind those of the split.)
+a tile, and `end` the first behind those of the split. Splits that are merged are the idea of Flash-Decoding: Dao,
+Haziza, Massa and Sizov 2023.)
 """)
 this.source(kernel, "S_j[r] = real", "O_i[t] = acc")
 this.text(f"""

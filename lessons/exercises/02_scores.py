@@ -39,5 +39,5 @@ def scores(Q, K, S, scale):
 def launch(Q, K, scale):
     N, N_k = len(Q), len(K)
     S = nf.empty((N, N_k), np.float32)
-    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), nf.to_device(Q), nf.to_device(K), S, scale)
+    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), nf.to_device(Q), nf.to_device(K), S, np.float32(scale))
     return nf.to_host(S)

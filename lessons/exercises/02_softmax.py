@@ -4,14 +4,15 @@ The kernel `softmax` turns each row of S (N, N_k) into weights P (N, N_k) whose 
 
     P_ij = exp(S_ij - m_i) / l_i,   m_i the largest score of row i, l_i the sum of the exponentials
 
-Two things need care. exp(x) is ∞ in float32 for x above 88, and 0 below -104: that is why m is subtracted, and why m
-is found first. And a score may be -∞, which stands for a key that is not to be seen: its weight is 0. Where all
+Two things need care. exp(x) is ∞ in float32 for x above 88.7, and 0 below -104: that is why m is subtracted, and why
+m is found first. And a score may be -∞, which stands for a key that is not to be seen: its weight is 0. Where all
 scores of a row are -∞, all weights are 0; but -∞ - (-∞) is not a number (nan), so do not compute it. (-∞ is
 `float32(-math.inf)`.) Fill the hole.
 
 One thread per row is easy to write, not fast: 32 threads that run together, a warp, read 32 rows at the same column,
-addresses N_k elements apart. A GPU fetches 32 neighbours at once, so most of what comes is not what was asked for. Such
-loads are called uncoalesced. The bill counts elements, and does not show it. The bill it must meet:
+addresses N_k elements apart. A GPU fetches memory by sectors of 32 bytes, 8 neighbours in float32. For 32 neighbours it
+fetches 4 sectors, in one request; for 32 rows it fetches 32, and 7 of 8 elements that come are not what was asked for.
+Such loads are called uncoalesced. The bill counts elements, and does not show it. The bill it must meet:
 
     S  loads   3·N·N_k
     P  stores  N·N_k

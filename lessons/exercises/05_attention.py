@@ -17,13 +17,16 @@ made by a function of d; `@cache` keeps what it made, or a GPU would compile it 
             ...
         return forward
 
-It is launched as nf.launch(make_forward(Q.shape[1]), blocks, threads, Q, K, V, O, scale). Give it nf.to_device(Q), not
-Q, or a GPU copies it at each launch.
+It is launched as nf.launch(make_forward(Q.shape[1]), blocks, threads, Q, K, V, O, np.float32(scale)): a Python float
+would be float64 in the kernel. Give it nf.to_device(Q), not Q, or a GPU copies it at each launch.
 
-The bill is that of flash2 with 32 queries per tile, without L, for all tensors and kernels together; and a thread must
-not do the work of others:
+The bill is at most that of flash2 with 32 queries per tile, without L, for all tensors and kernels together; and a
+thread must not do the work of others:
 
     total  2·N·d + 2·N_k·d·⌈N/Br⌉,   Br = 32
+
+More queries per tile load K and V less often, and give a block more than one warp. (Where a thread has a row of Q and
+O, neighbours read addresses d elements apart: as in 02_softmax, that is uncoalesced, and the bill does not show it.)
 
 Leave the rest of the file as it is: `specification` is what the result should be, in NumPy. Check what you wrote, and
 ask for hints, one after another:

@@ -6,7 +6,9 @@ are there, and so is the end, where O_i is divided by l_i. Fill the hole: what a
 
 Column r of S_ij is for this thread alone: compute its scores into it, and the new maximum m_new. Bring l_i and O_i to
 the new scale. Add to l_i and to O_i what each key gives. It is what you did in 04_online, for a tile in place of a
-key. O_i holds l·O, not O. Any N and N_k; the tile has `keys` keys. The bill it must meet:
+key. O_i holds l·O, not O. Any N and N_k; the tile has `keys` keys. (As in 02_softmax, the accesses of Q and O are
+uncoalesced: neighbours among the threads have rows d elements apart. Those of K and V are neighbours, since the threads
+load the tiles together.) The bill it must meet:
 
     Q  loads   N·d
     K  loads   N_k·d·⌈N/Br⌉
@@ -27,7 +29,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 
-Br, Bc, d = 32, 8, 16                                        # queries and keys of a tile, columns
+Br, Bc, d = 64, 8, 16                                        # queries and keys of a tile, columns
 
 
 def specification(Q, K, V, scale):
@@ -69,5 +71,5 @@ def forward(Q, K, V, O, scale):
 def launch(Q, K, V, scale):
     O = nf.empty(Q.shape, np.float32)
     Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
-    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, O, scale)
+    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, O, np.float32(scale))
     return nf.to_host(O)

@@ -1,13 +1,17 @@
-"""Exercise 05_rescale: lines 10 to 13 of Algorithm 1. After "Algorithm 1" in lesson 05, 19 lines.
+"""Exercise 05_rescale: lines 10 to 13 of Algorithm 1. After "Algorithm 1" in lesson 05, 20 lines.
 
 One tile of keys has come, and with it its scores S_ij. The kernel `update` brings O, l and m, which are in HBM, up to
 date: lines 10 to 13 of the table in lesson 05, one thread per query. Before the first tile O = 0, l = 0 and m = -∞
 (line 2); `launch` gives the kernel one tile after another, and after the last one O is the output. Fill the hole.
 
-The row of scores of this thread is in S_i already (d and Bc are constants here, as arrays in registers ask for). V_j
-is the tile of V, with as many rows as the tile has keys. O holds O, not l·O. A score may be -∞; in a row where all
-scores so far are -∞, O and l stay 0. `weight(s, m)` is exp(s - m), and 0 where s is -∞. The bill it must meet, for
-all Tc = ⌈N_k/Bc⌉ tiles together:
+The row of scores of this thread is in S_i already, in registers. That asks for indices which the compiler knows: d and
+Bc are constants here, and a loop over S_i is over range(Bc), not over range(keys), whose length is known only when the
+kernel runs. So S_i is filled up with -∞, whose weight is 0. V_j, the tile of V, has no more than `keys` rows.
+
+O holds O, not l·O. A score may be -∞; in a row where all scores so far are -∞, O and l stay 0. `weight(s, m)` is
+exp(s - m), and 0 where s is -∞. (As in 02_softmax, the accesses of S_ij and O are uncoalesced: neighbours among the
+threads have rows of their own. Those of V_j are one address for all.) The bill it must meet, for all Tc = ⌈N_k/Bc⌉
+tiles together:
 
     S_ij  loads   N·N_k
     V_j   loads   N·N_k·d
@@ -55,8 +59,8 @@ def update(S_ij, V_j, O, l, m):
     i = cuda.grid(1)
     keys = S_ij.shape[1]                                     # at most Bc
     if i < O.shape[0]:
-        for c in range(keys):
-            S_i[c] = S_ij[i, c]
+        for c in range(Bc):
+            S_i[c] = S_ij[i, c] if c < keys else float32(-math.inf)
         # --- your code: 19 lines ---
         pass
         # --- end of your code ---

@@ -5,7 +5,12 @@ loads all tiles of K and V, also those that no query of its tile sees. Replace t
 number of keys, from the first on, that this tile of queries goes through.
 
 A tile has Br queries, block b has those from b·Br on, and the last tile may have fewer. N and N_k may differ: the
-last query is aligned with the last key. The bill it must meet:
+last query is aligned with the last key.
+
+(A block of eight threads leaves 24 of the 32 lanes of a warp idle: tiles are small here, so that few queries make many
+of them. To be fast, a kernel takes Br = 32 or more. The accesses of Q and O, a row per thread, are uncoalesced, as in
+02_softmax.)
+The bill it must meet:
 
     Q  loads   N·d
     K  loads   seen·d
@@ -28,7 +33,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 
-Br, Bc, d = 8, 4, 8                                          # queries and keys of a tile, columns
+Br, Bc, d = 8, 4, 8                                          # queries and keys of a tile, columns: small, for the check
 
 
 def specification(Q, K, V, scale):
@@ -97,5 +102,5 @@ def forward(Q, K, V, O, scale):
 def launch(Q, K, V, scale):
     O = nf.empty(Q.shape, np.float32)
     Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
-    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, O, scale)
+    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, O, np.float32(scale))
     return nf.to_host(O)

@@ -5,7 +5,12 @@ of the keys. (A tile of queries has Br of them, and is a block of threads; a til
 beginning of the loop over the keys: go on to the next tile where the mask says so; else load the tile into K_j and
 V_j, all threads together. A tile that is left out must not be loaded.
 
-A query that sees no tile at all has O = 0. The bill it must meet:
+A query that sees no tile at all has O = 0.
+
+(A block of eight threads leaves 24 of the 32 lanes of a warp idle: tiles are small here, so that few queries make many
+of them. To be fast, a kernel takes Br = 32 or more. The accesses of Q and O, a row per thread, are uncoalesced, as in
+02_softmax.)
+The bill it must meet:
 
     Q           loads   N·d
     K           loads   visited·d
@@ -30,7 +35,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 
-Br, Bc, d = 8, 4, 8                                          # queries and keys of a tile, columns
+Br, Bc, d = 8, 4, 8                                          # queries and keys of a tile, columns: small, for the check
 
 
 def specification(Q, K, V, block_mask, scale):
@@ -94,5 +99,5 @@ def forward(Q, K, V, block_mask, O, scale):
 def launch(Q, K, V, block_mask, scale):
     O = nf.empty(Q.shape, np.float32)
     Q, K, V, block_mask = (nf.to_device(x) for x in (Q, K, V, block_mask))
-    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, block_mask, O, scale)
+    nf.launch(forward, -(-len(Q) // Br), Br, Q, K, V, block_mask, O, np.float32(scale))
     return nf.to_host(O)

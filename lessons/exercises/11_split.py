@@ -7,7 +7,8 @@ forms O[i, t]. Fill the hole.
 
 O_s is (n, N, d), m_s and l_s are (n, N), O is (N, d). A block has B threads, at least n and at least d. A split may
 have no keys: then its m_s is -∞, its l_s is 0 and its O_s is 0. If all splits of a query are like that, O is 0.
-`weight(s, m)` is exp(s - m), and 0 where s is -∞. The bill it must meet:
+`weight(s, m)` is exp(s - m), and 0 where s is -∞. (The loads of O_s are coalesced: neighbours among the threads have
+neighbours among the columns. Those of m_s and l_s, a row per split, are not.) The bill it must meet:
 
     O_s  loads   n·N·d
     m_s  loads   n·N

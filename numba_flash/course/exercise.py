@@ -158,6 +158,18 @@ def folder():
     raise FileNotFoundError(f"no exercises in {package / 'lessons'} or beside the package: install numba_flash again")
 
 
+def constants(name, *wanted):
+    """The numbers that the file of an exercise gives these names, such as T or Br."""
+    found = {}
+    for node in ast.parse((folder() / "solutions" / f"{name}.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            several = isinstance(target, ast.Tuple)
+            pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]
+            found |= {one.id: part.value for one, part in pairs if isinstance(part, ast.Constant)}
+    return [found[name] for name in wanted]
+
+
 def load(path):
     """The module of a Python file, which is run; it is in no list of modules."""
     name = f"exercise_{next(_numbers)}"

@@ -12,10 +12,24 @@ FLOAT32, FLOAT64, INTEGER = "float32", "float64", "integer"
 def notes(tree, known):
     """A sentence for each line of a kernel that brings in float64. known: {name of a parameter: its type}.
 
-    What is not known, such as other parameters, is taken for what makes no float64.
+    What is not known, such as other parameters, is taken for what makes no float64; the numbers that the file gives
+    names to are known.
     """
     kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_compiled(node)]
-    return [note for kernel in kernels for note in Types(kernel, known).notes()]
+    numbers = constants(tree)
+    return [note for kernel in kernels for note in Types(kernel, known, numbers).notes()]
+
+
+def constants(tree):
+    """{name: type} of the numbers that a file's own lines, outside of functions, assign."""
+    file = ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], [])
+    return {target.id: of_number(value) for target, value, _ in assignments(file) if is_number(value)}
+
+
+def of_number(node):
+    if isinstance(node, ast.UnaryOp):
+        return of_number(node.operand)
+    return INTEGER if isinstance(node, ast.Constant) and type(node.value) is int else FLOAT64
 
 
 def of_dtype(dtype):
@@ -29,11 +43,13 @@ def is_compiled(function):
 class Types:
     """The types of the names of one kernel, joined over all its assignments."""
 
-    def __init__(self, kernel, known):
+    def __init__(self, kernel, known, numbers):
         names = [argument.arg for argument in kernel.args.args]
-        self.of = {name: known[name] for name in names if name in known}
         self.kernel = kernel
         self.assigned = list(assignments(kernel))
+        own = {*names, *(target.id for target, *_ in self.assigned)}
+        self.numbers = {name: kind for name, kind in numbers.items() if name not in own}
+        self.of = self.numbers | {name: known[name] for name in names if name in known}
         self.arrays = {target.id: self.element(value) for target, value, _ in self.assigned if is_array(value)}
         before = None
         while before != self.of:
@@ -99,11 +115,18 @@ class Types:
         for node in ast.walk(self.kernel):
             sides = meeting(node)
             if any(self.type(side) == FLOAT32 for side in sides):
-                for text in (ast.unparse(side) for side in sides if is_number(side)):
+                for text in (ast.unparse(side) for side in sides if self.brings_float64(side)):
                     yield (
                         f"Line {node.lineno} computes in float64, in which a GPU is slow, because of {text}: write "
                         f"{single(text)}."
                     )
+
+    def brings_float64(self, side):
+        """Whether it is no float32, beside one, and could be written as float32(it)."""
+        if is_number(side) or (isinstance(side, ast.Name) and side.id in self.numbers):
+            return True
+        counted = isinstance(side, ast.Name | ast.BinOp | ast.Attribute) or ".shape[" in ast.unparse(side)
+        return counted and self.type(side) == INTEGER
 
 
 def meeting(node):

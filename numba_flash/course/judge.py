@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from ..engine.rewrite import function_of, is_kernel
 from ..lesson import plural
 from .exercise import load
 from .exercises import EXERCISES
+from .raised import at_line
 from .rounding import truth_and_limit
 
 CRITERIA = "correct", "strict", "bill", "parallel"
@@ -147,12 +147,6 @@ def told(error):
         return f"{type(error).__name__}, whose message cannot be read"
 
 
-def at_line(path, error):
-    """ " in line 12" for the last line of the file that took part in an error."""
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
-    return f" in line {lines[-1]}" if lines else ""
-
-
 @contextlib.contextmanager
 def own_kernels_alone():
     """In the body, to launch a kernel of a stage of numba_flash is refused: it is no answer."""
@@ -189,7 +183,7 @@ def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
         )
     if own:
         by_kernels(exercise, bill, inputs, got, name)
-    fault = changed(exercise, bill, name) or wrong(exercise, got, trusted, sizes, name, inputs)
+    fault = changed(trusted, bill, name) or wrong(exercise, got, trusted, sizes, name, inputs)
     if fault:
         criteria["correct"] = {"passed": False, "message": fault}
     over(exercise, bill, sizes, name, criteria, rows, fault)
@@ -232,9 +226,9 @@ def ran(exercise, path, launch, name, inputs, criteria):
     return found if isinstance(found, tuple) else (found,)
 
 
-def changed(exercise, bill, name):
+def changed(trusted, bill, name):
     """The message for a kernel that stores to one of its inputs, or None."""
-    code = exercise.trusted().specification.__code__
+    code = trusted.specification.__code__
     for parameter in code.co_varnames[: code.co_argcount]:
         counts = [tensors[parameter] for tensors in bill.kernels.values() if parameter in tensors]
         if any(count.stores or count.atomics for count in counts):
@@ -311,7 +305,7 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
         yield f"(Rounding explains a difference of {limit[at]:.1e}.)"
     count = f"{int(bad.sum()):,} of {bad.size:,} elements are wrong"
     yield f"{count}{pattern(bad)}."
-    likely = known(exercise, inputs, got, limit)
+    likely = known(exercise, inputs, got)
     if not likely and (unwritten & bad).any():
         likely = exercise.faults.get("unwritten") or "an element is stored by no thread."
     elif not likely:
@@ -365,7 +359,7 @@ def factor(x, truth, bad):
     return float(ratios[0]) if np.allclose(ratios, ratios[0], rtol=ALIKE) and abs(ratios[0]) > ALIKE else None
 
 
-def known(exercise, inputs, got, limit):
+def known(exercise, inputs, got):
     """The sentence of a known mistake whose outputs are these, or None."""
     for mistake in exercise.mistakes:
         with np.errstate(all="ignore"):

@@ -352,7 +352,9 @@ def explanation(case, answered):
     yield report.prose(f"What it stands for, in kernels that were published: {fault.stands_for}.")
     yield report.prose(f"What gives it away: {gives_away(case)}")
     if symptoms.loose:
-        yield report.prose("The usual test, np.allclose with atol=1e-2 on random numbers, passes in spite of it.")
+        yield report.prose(
+            "The usual test, np.allclose with atol=1e-2 on random numbers, passes in spite of it, in the same tiles."
+        )
     yield report.prose(f"The next case: `python -m numba_flash lab --seed {case.seed + 1}`. Or write a test that finds "
                        "such faults: `python -m numba_flash lab --test FILE`.")  # fmt: skip
 
@@ -374,8 +376,9 @@ def gives_away(case):
     if shown_by == "strict":
         return "the results happen to be right here, and strict mode alone shows it."
     if shown_by == "whole":
-        some = "a comparison with float64 that allows rounding and no more, on more than one tile."
-        return some if symptoms.loose else "any comparison with float64."
+        exact = "a comparison with float64 that allows rounding and no more"
+        tiles = "" if "short" in symptoms.kinds else ", on more than one tile"
+        return f"{exact if symptoms.loose else 'any comparison with float64'}{tiles}."
     return f"it takes {INPUTS[shown_by].needs}."
 
 

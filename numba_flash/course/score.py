@@ -18,7 +18,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from .. import attention, attention_backward, report
 from ..stages import STAGES
 from . import sandbox, symptoms
 from .faults import MUTANTS
+from .raised import line_of
 from .symptoms import INPUTS, installed, plant
 
 SOME = 12  # faults, without --all
@@ -206,9 +206,8 @@ def trial(file, fault, stages):
 
 def told(file, error):
     """What an error says, and the last line of the file that led to it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     says = " ".join(str(error).split())[:300]
-    return {"says": f"{type(error).__name__}: {says}".rstrip(": "), "line": lines[-1] if lines else None}
+    return {"says": f"{type(error).__name__}: {says}".rstrip(": "), "line": line_of(file, error)}
 
 
 def forward(stage):

@@ -109,6 +109,22 @@ function heldOf(play) {
   });
 }
 
+// For each frame: array on the chip -> the box of what its block has written to it so far.
+function filledOf(play) {
+  let filled = {}, block = "";
+  return play.frames.map((frame) => {
+    const arrays = play.kernels[frame.launch].arrays, now = `${frame.launch}:${frame.block}`;
+    filled = now === block ? { ...filled } : {};
+    block = now;
+    for (const { array, kind, box } of frame.touches) {
+      if (kind === "read" || arrays[array].space === "global") continue;
+      const before = filled[array] || box;
+      filled[array] = box.map((end, at) => (at % 2 ? Math.max(end, before[at]) : Math.min(end, before[at])));
+    }
+    return filled;
+  });
+}
+
 // --- one stage -------------------------------------------------------------------------------------------------------
 
 function statesOf(play) {
@@ -163,7 +179,7 @@ function stage(play, at) {
   const meter = make("div", { class: "gauge", role: "img" }, loads, stores, ideal);
   const moved = make("p", { class: "numbers" });
 
-  const states = statesOf(play), held = heldOf(play);
+  const states = statesOf(play), held = heldOf(play), filled = filledOf(play);
   const values = make("dl", { class: "values" }), strips = make("div", { class: "strips" });
   const scalars = ["m", "l", "L"].filter((name) => states.some((state) => name in state)).map((name) => {
     const value = make("dd", { "data-value": "" }, "–");
@@ -238,8 +254,8 @@ function stage(play, at) {
     const shared = kernel.arrays.filter((array) => array.space === "shared");
     kernel.arrays.forEach((array, n) => {
       if (array.space === "global") return;
-      const drawn = chips[frame.launch][n], full = array.space === "shared" && frame.filled[array.name] > 0;
-      drawn.lay(full ? [[0, array.rows - 1, 0, array.columns - 1]] : []);
+      const drawn = chips[frame.launch][n];
+      drawn.lay(filled[now][n] ? [filled[now][n]] : []);
       drawn.light(frame.touches.filter((touch) => touch.array === n));
     });
     shared.forEach((array, n) => {

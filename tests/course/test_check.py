@@ -199,6 +199,9 @@ def test_a_likely_mistake_of_the_bill_is_left_out_where_the_output_explains_it()
         ("02_scores", "acc = float32(0)", "acc = 0.0", "`acc` begins with 0.0 and is float64"),
         ("02_scores", "acc = float32(0)", "acc = 0", "`acc` begins with 0 and is float64|begin with float32(0)."),
         ("02_scores", "acc * scale", "acc * 1.5", "computes in float64|because of 1.5: write float32(1.5)."),
+        ("00_guard", "factor * X[i]", "X[i] / B", "computes in float64|because of B: write float32(B)."),
+        ("00_guard", "factor * X[i]", "X[i] / X.shape[0]", "because of X.shape[0]: write float32(X.shape[0])."),
+        ("05_flash2", "s * scale", "s / d", "computes in float64|because of d: write float32(d)."),
         (
             "02_softmax",
             "m = float32(-math.inf)\n        for",
@@ -217,6 +220,14 @@ def test_a_note_on_float64(name, old, new, says):
     line = changed[: changed.index(new)].count("\n") + 1
     note, *_ = check.remarks(exercise, changed)
     assert re.match(rf"Line ({line}|{line + 1})\b", note) and all(part in note for part in says.split("|"))
+
+
+def test_a_name_that_a_kernel_has_of_its_own_is_no_constant_of_the_file():
+    own = solved("i = cuda.grid(1)", "i = cuda.grid(1)\n    B = float32(2)", EXERCISES["00_guard"])
+    assert check.remarks(EXERCISES["00_guard"], own.replace("factor * X[i]", "X[i] / B")) == []
+    other = EXERCISES["00_guard"].solution.replace("B = 64", "B = 64.0").replace("factor * X[i]", "B * X[i]")
+    (note,) = check.remarks(EXERCISES["00_guard"], other)
+    assert "because of B: write float32(B)" in note
 
 
 def test_no_note_on_float64_where_there_is_none():

@@ -522,7 +522,8 @@ def softmax_jacobian(P):
 
 def does_recomputing_pay(d, per_byte, itemsize):
     loads = (d + d) / per_byte / itemsize
-    return [loads, "yes" if loads < 1 + 7 else "no"]
+    stored, loaded = 1, 2  # P alone: dP and dS are not spared by computing P again
+    return [loads, "yes" if loads < stored + loaded else "no"]
 
 
 def read_errors(seed, names):
@@ -535,6 +536,19 @@ COUNTS = {f.__name__: f for f in (
     trace, merging, softmax_gradient, causal_rows, line_12, two_forms_of_D, why_the_factor, theorem_2,
     softmax_jacobian, does_recomputing_pay, read_errors,
 )}  # fmt: skip
+
+
+def test_recomputing_does_not_always_pay():
+    found = [make("does_recomputing_pay", seed) for seed in range(40)]
+    answers = [question.parts[1].expected for question in found]
+    assert 10 < answers.count("no") < 30
+    assert all(abs(question.parts[0].expected - 3) > 0.1 for question in found)
+
+
+def test_no_reason_says_that_a_number_is_itself():
+    for name in POOL:
+        for seed in range(25):
+            assert not re.search(r"(?<![^\s(])(\S+) = \1(?![^\s,;.)])", make(name, seed).why), (name, seed)
 
 
 def test_every_numeric_question_is_counted():
@@ -704,6 +718,7 @@ def test_a_slip_fits_its_stage_and_is_seen():
         lines = snippet(slip)
         assert 4 <= len(lines) <= 24 and max(map(len, lines)) <= 74, slip.name
         assert not any("#" in line or "allowed" in line or "keep(" in line for line in lines), slip.name
+        assert not lines[0].startswith(" "), slip.name  # a head that is not shown would look like the fault
         whole = snippet(type(slip)(**{**vars(slip), "new": slip.old}))
         assert whole != lines, slip.name
         assert slip.symptom in SYMPTOMS

@@ -209,6 +209,12 @@ def test_every_paper_of_the_lessons_is_cited():
     assert used == set(re.findall(r"arXiv:(\d+\.\d+)", section("Licence and sources")))
 
 
+def test_flash_decoding_is_cited():
+    """Which is no paper, and has no number."""
+    for text in (LESSONS["11"].read_text(encoding="utf-8"), section("Licence and sources")):
+        assert all(word in text for word in ("Flash-Decoding", "Haziza", "Massa", "Sizov"))
+
+
 def lesson(line, *more):
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     words = [sys.executable, *shlex.split(line)[1:], *more]

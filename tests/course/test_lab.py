@@ -26,6 +26,7 @@ from numba_flash.course.symptoms import (
     gap,
     inputs_of,
     installed,
+    passes_loosely,
     plant,
     strict_mode,
 )
@@ -201,6 +202,15 @@ def test_every_fault_shows_where_it_is_said_to(file, tmp_path):
     sweep([one for one in ALL if one.file == file], tmp_path)
 
 
+@pytest.mark.course
+@pytest.mark.parametrize("name", ["flash: O not rescaled", "flash2: O not rescaled", "flash2_split: O not rescaled"])
+def test_the_loose_test_takes_the_tiles_that_the_page_names(name):
+    """With the tiles that flash would choose, one tile has all 64 keys, and nothing is ever rescaled."""
+    one = mutant(name)
+    with installed(one, plant(one).source):
+        assert not passes_loosely(one.stage, one.direction)
+
+
 def check_right(file):
     """A right stage shows nothing at all."""
     one = next(m for m in ALL if m.file == file)
@@ -276,6 +286,20 @@ def test_what_gives_a_race_away():
     for one in ALL:
         if one.fault.stands_for == "a missing barrier":
             assert score.needs(one.fault).startswith("strict mode")
+
+
+def test_what_gives_a_wrong_result_away():
+    """A fault that one tile alone does not show needs more of them, whatever the tolerance."""
+    case = lab.Case(seed_of("flash: O not rescaled", "flash"), "flash")
+    bad = {"out": np.array([True])}
+    whole, short = Finding("whole", wrong=bad), Finding("short", wrong=bad)
+    for found, loose, says in (
+        ([whole], False, "any comparison with float64, on more than one tile."),
+        ([whole, short], False, "any comparison with float64."),
+        ([whole], True, "a comparison with float64 that allows rounding and no more, on more than one tile."),
+    ):
+        case.symptoms = Symptoms(found, None, True, loose)
+        assert lab.gives_away(case) == says
 
 
 @pytest.mark.course

@@ -12,7 +12,7 @@ LOADS = f"""        for e in range(r, min(Bc, N_k - j) * d, Br):
 """
 HOST = """    O = nf.empty(Q.shape, np.float32)
     Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
-    nf.launch(make_forward(Q.shape[1]), -(-len(Q) // Br), Br, Q, K, V, O, scale)
+    nf.launch(make_forward(Q.shape[1]), -(-len(Q) // Br), Br, Q, K, V, O, np.float32(scale))
     return nf.to_host(O)"""
 
 ONE_THREAD = """def make_forward(d):
@@ -238,9 +238,9 @@ WRONG = {
         ("new = weight(m_tile, m_new)", "new = float32(1)", "correct: What the tile gives is not brought"),
         ("l_old * O[i, t]", "weight(m_i, m_new) * O[i, t]", "correct: taken for l·O"),
         (
-            "range(keys):\n            m_tile",
-            "range(Bc):\n            m_tile",
-            "strict: UninitializedRead|the last tile has fewer",
+            "if c < keys:\n                    acc",
+            "if True:\n                    acc",
+            "strict: OutOfBounds|the last tile has fewer than Bc keys|only if c < keys",
         ),
         ("/ l_new if l_new != float32(0) else float32(0)", "/ l_new", "correct: 0/0 is nan"),
     ],
@@ -267,7 +267,7 @@ WRONG = {
         ),
         ("O_i[t] *= old", "O_i[t] *= float32(1)", "correct: rescaled when m grows"),
         ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
-        ("Br, Bc = 32, 16", "Br, Bc = 8, 16", "bill: total elements|2·N_k·d·⌈N/Br⌉|K loads|times as much"),
+        ("Br, Bc = 64, 16", "Br, Bc = 8, 16", "bill: total elements|2·N_k·d·⌈N/Br⌉|K loads|times as much"),
         ("math.exp(S_ij[c, r] - m_new)", "math.exp(S_ij[c, r])", "correct: O["),
         (
             HOST,
@@ -340,6 +340,11 @@ WRONG = {
             "last = min(cuda.blockIdx.x * Br + Br, N) - 1",
             "last = cuda.blockIdx.x * Br + Br - 1",
             "strict: OutOfBounds|larger than N_k",
+        ),
+        (
+            "max(0, last + 1 + N_k - N)",
+            "min(N_k, -(-max(0, last + 1 + N_k - N) // Bc) * Bc)",
+            "bill: K loads 928, at most 912|`keys` is too large|rounded up to whole tiles",
         ),
     ],
     "09_dropout": [

@@ -353,6 +353,36 @@ def test_a_phone_needs_no_scrolling_sideways(open_page, name):
 
 
 @browsing
+def test_what_the_chip_holds_is_grey(open_page, plays):
+    """In shared memory and in registers alike: what the block has written so far, in one box."""
+    one = open_page()
+    grey = """() => [...document.querySelectorAll(".play")].map((play) => Object.fromEntries(
+      [...play.querySelectorAll(".figures figure")].map((figure) =>
+        [figure.dataset.array, [...figure.querySelectorAll("rect.visited")].map((rect) => rect.dataset.box)])))"""
+    held, blocks, seen = [{}, {}], [None, None], set()
+    for step in range(max(len(p.frames) for p in plays)):
+        to(one, step + 1)
+        for at, (p, shown) in enumerate(zip(plays, one.evaluate(grey), strict=True)):
+            if step >= len(p.frames):
+                continue
+            frame = p.frames[step]
+            arrays = p.launch(frame).arrays
+            if (frame.launch, frame.block) != blocks[at]:
+                held[at], blocks[at] = {}, (frame.launch, frame.block)
+            for touch in frame.touches:
+                array = arrays[touch.array]
+                if array.space != "global" and touch.kind != "read":
+                    top, bottom, left, right = place(touch, array)
+                    a, b, c, d = held[at].get(array.name, (top, bottom, left, right))
+                    held[at][array.name] = min(a, top), max(b, bottom), min(c, left), max(d, right)
+                    seen.add(array.space)
+            wanted = {array.name: [] for array in arrays if array and array.space != "global"}
+            wanted |= {name: [",".join(map(str, found))] for name, found in held[at].items()}
+            assert shown == wanted, (p.stage, step)
+    assert seen == {"shared", "local"}
+
+
+@browsing
 def test_a_label_on_the_chip_takes_two_lines_at_most(open_page):
     one = open_page()
     to(one, 32)

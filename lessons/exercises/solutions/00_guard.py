@@ -39,5 +39,5 @@ def add(X, Y, Z, factor):
 
 def launch(X, Y, factor):
     Z = nf.empty(len(X), np.float32)
-    nf.launch(add, -(-len(X) // B), B, nf.to_device(X), nf.to_device(Y), Z, factor)
+    nf.launch(add, -(-len(X) // B), B, nf.to_device(X), nf.to_device(Y), Z, np.float32(factor))
     return nf.to_host(Z)

@@ -58,5 +58,5 @@ def fused(S, P, m, l):
 
 def launch(S, m, l):
     P = nf.empty(len(S), np.float32)
-    nf.launch(fused, -(-len(S) // B), B, nf.to_device(S), P, m, l)
+    nf.launch(fused, -(-len(S) // B), B, nf.to_device(S), P, np.float32(m), np.float32(l))
     return nf.to_host(P)

@@ -5,7 +5,9 @@ score, the sum of exp(S_ij - m) over its keys, and the output, divided by l alre
 all keys from the two. One thread per query.
 
 O_1, O_2 and O are (N, d), the m and l are (N). A part may have no keys: then its m is -∞, its l is 0 and its O is 0.
-Where that is so in both parts, O is 0. `weight(s, m)` is exp(s - m), and 0 where s is -∞. The bill it must meet:
+Where that is so in both parts, O is 0. `weight(s, m)` is exp(s - m), and 0 where s is -∞. (As in 02_softmax, the
+accesses of O_1, O_2 and O are uncoalesced: neighbours among the threads have rows d elements apart. Those of m and l
+are neighbours.) The bill it must meet:
 
     m_1  loads   N
     m_2  loads   N

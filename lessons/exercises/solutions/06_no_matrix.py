@@ -5,12 +5,14 @@ computed again instead. The kernel `attention` has one thread per query, no shar
 and O. Fill the hole: one pass over the keys for m; a second one, which computes the scores once more, for l and for
 the sum of exp(S_ij - m)·V_j; then divide, and store O.
 
-Per score that is 2d FLOPs more than naive has. In return no S and P are left, 5·N·N_k elements, and the row of Q is
-loaded once, not N_k times. (A tile in shared memory would lower the bill further, and so would one pass in the manner
-of lesson 04.)
+Per score that is 2d FLOPs more than naive has. In return no S and P are left, (5 + d)·N·N_k elements of naive's bill: S
+is stored once and loaded three times, P is stored once and loaded d times. And the row of Q is loaded once, not N_k
+times. (A tile in shared memory would lower the bill further, and so would one pass in the manner of lesson 04.)
 
-The row of Q is in registers already, Q_i, and O_i is there for the sum: registers are free. (d is a constant here, as
-arrays in registers ask for.) The bill it must meet:
+The row of Q is in registers already, Q_i, and O_i is there for the sum. Registers are free in the bill; a GPU gives a
+thread 255 at most. (d is a constant here, as arrays in registers ask for. As in 02_softmax, the accesses of Q and O are
+uncoalesced: neighbours among the threads have rows d elements apart. Those of K and V are one address for all.) The
+bill it must meet:
 
     Q  loads   N·d
     K  loads   2·N·N_k·d
@@ -73,5 +75,5 @@ def attention(Q, K, V, O, scale):
 def launch(Q, K, V, scale):
     O = nf.empty(Q.shape, np.float32)
     Q, K, V = nf.to_device(Q), nf.to_device(K), nf.to_device(V)
-    nf.launch(attention, -(-len(Q) // B), B, Q, K, V, O, scale)
+    nf.launch(attention, -(-len(Q) // B), B, Q, K, V, O, np.float32(scale))
     return nf.to_host(O)

@@ -1,4 +1,4 @@
-"""Exercise 07_recompute: P again, and dQ. After "FlashAttention-2: each result has one owner" in lesson 07, 8 lines.
+"""Exercise 07_recompute: P again, and dQ. After "flash2: each result has one owner" in lesson 07, 8 lines.
 
 The forward pass has kept L = m + log l for each query, and D is known. The kernel `backward` owns dQ, one row per
 thread: the keys pass by, in tiles of Bc, and no matrix of N × N_k goes to HBM. For each key a thread computes the score
@@ -6,8 +6,9 @@ S_ij again, from it P_ij, then dP_ij and dS_ij, and adds to its row dQ_i what th
 21 of the table in lesson 07; the scale of line 21 is left to the end, and there already.) Fill the hole: the keys of
 one tile. What it needs is on chip: Q_i, dO_i, dQ_i, L_i and D_i in registers, K_j and V_j in shared memory.
 
-Q, dO and dQ are (N, d), K and V are (N_k, d), L and D are (N). (d is a constant here, as arrays in registers ask for.)
-The bill it must meet:
+Q, dO and dQ are (N, d), K and V are (N_k, d), L and D are (N). (d is a constant here, as arrays in registers ask for.
+As in 02_softmax, the accesses of Q, dO and dQ are uncoalesced: neighbours among the threads have rows d elements apart.
+Those of K and V are neighbours.) The bill it must meet:
 
     Q   loads   N·d
     dO  loads   N·d
@@ -82,5 +83,5 @@ def backward(Q, K, V, dO, L, D, dQ, scale):
 def launch(Q, K, V, dO, L, D, scale):
     dQ = nf.empty(Q.shape, np.float32)
     Q, K, V, dO, L, D = (nf.to_device(x) for x in (Q, K, V, dO, L, D))
-    nf.launch(backward, -(-len(Q) // Br), Br, Q, K, V, dO, L, D, dQ, scale)
+    nf.launch(backward, -(-len(Q) // Br), Br, Q, K, V, dO, L, D, dQ, np.float32(scale))
     return nf.to_host(dQ)

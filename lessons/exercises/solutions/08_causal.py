@@ -4,7 +4,9 @@ The kernel `scores` forms S = scale·QKᵀ in causal order: -∞ where the query
 N_k keys the last query is aligned with the last key, as in lesson 08. Fill the hole. A key that is hidden is not
 needed: the bill pays for the pairs that are seen, and for the stores of all scores.
 
-Q is (N, d), K is (N_k, d), S is (N, N_k). (-∞ is `float32(-math.inf)`.) The bill it must meet:
+Q is (N, d), K is (N_k, d), S is (N, N_k). (-∞ is `float32(-math.inf)`. As in 02_softmax, the loads of K are
+uncoalesced: neighbours among the threads have keys d elements apart. The stores of S are neighbours.) The bill it must
+meet:
 
     Q  loads   seen·d
     K  loads   seen·d
@@ -54,5 +56,5 @@ def scores(Q, K, S, scale):
 def launch(Q, K, scale):
     N, N_k = len(Q), len(K)
     S = nf.empty((N, N_k), np.float32)
-    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), nf.to_device(Q), nf.to_device(K), S, scale)
+    nf.launch(scores, (-(-N_k // T), -(-N // T)), (T, T), nf.to_device(Q), nf.to_device(K), S, np.float32(scale))
     return nf.to_host(S)

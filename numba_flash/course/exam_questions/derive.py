@@ -106,27 +106,40 @@ def softmax_jacobian(rng):
     }
 
 
+SPARED = 3  # accesses per score that go with P: it is stored once, and loaded twice
+
+
+def loads_of(d, per_byte, size):
+    """How many loads of an element of `size` bytes take as long as a score, 2d operations."""
+    return 2 * d / (per_byte * size)
+
+
 @question("derive", "07, part 8; 01, part 6", 6)
 def does_recomputing_pay(rng):
-    d, per_byte = rng.choice((32, 64, 128)), rng.choice((10, 20, 50, 100, 200))
-    size = 4 if per_byte <= 20 else 2
-    cost = 2 * d / (per_byte * size)
+    pays = rng.random() < 0.5
+    cases = [(d, n, 4 if n <= 20 else 2) for d in (32, 64, 128, 256) for n in (5, 10, 20, 50, 100, 200)]
+    d, per_byte, size = rng.choice([case for case in cases if (loads_of(*case) < SPARED) == pays])
+    cost = loads_of(d, per_byte, size)
     return {
         "text": f"A GPU has time for {per_byte} operations while one byte comes from HBM. Elements have {size} bytes, "
         f"d = {d}. In the backward pass a score can be computed again by 2d operations. Derive how many loads of one "
-        "element take as long. Standard attention stores P in the forward pass, and loads or stores 7 elements per "
-        "score in the backward pass. Does it pay to compute the score again, by this measure, and what does the "
-        "measure leave out?",
+        "element take as long. Suppose that the rest is fused in either case, so that dP and dS stay on chip. Then who "
+        "keeps P stores it in the forward pass, and loads it twice in the backward pass, for dV and for dS. Does it "
+        "pay to compute the score again, by this measure, and what does the measure leave out?",
         "parts": (
             Part("the loads that take as long as one score", cost, 2),
-            Part("Does it pay (yes or no)?", "yes" if cost < 8 else "no"),
+            Part("Does it pay (yes or no)?", "yes" if pays else "no"),
         ),
         "open": (
             (1, f"an element takes the time of {size} × {per_byte} operations"),
-            (1, "the measure leaves out caches, fusion in the standard way, N² memory, or that peaks are not reached"),
+            (1, "the measure leaves out caches, the N² memory of P, or that peaks are not reached"),
         ),
         "why": f"2d = {2 * d} operations against {per_byte * size} in the time of one element: {cost:.3g} loads, "
-        "against 8 accesses. And P, N × N, need not be kept.",
-        "wrong": (("more FLOPs, so slower", "where memory sets the pace, operations take no time of their own"),),
+        f"against the {SPARED} accesses of P. In any case P, N × N, need not be kept. (Algorithm 3 makes 5 accesses "
+        "more, of dP and dS; fusing spares those, also where P is kept.)",
+        "wrong": (
+            ("more FLOPs, so slower", "where memory sets the pace, operations take no time of their own"),
+            ("all accesses of Algorithm 3", "counted dP and dS too, which go by fusing and not by computing P again"),
+        ),
         "facts": {"d": d, "per_byte": per_byte, "itemsize": size},
     }

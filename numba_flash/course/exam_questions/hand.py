@@ -141,6 +141,8 @@ def line_12(rng):
     factor = old * l / l_new
     result = factor * O + l_tile / l_new * O_tile
     below = l_new if l_new.denominator == 1 else f"({l_new})"
+    shown = f"{old * l}/{below}"
+    shown += f" = {factor}" if shown != str(factor) else ""
     return {
         "text": f"Line 12 of Algorithm 1, d = 1. So far m_i = 0, l_i = {l} and O_i = {O}, already divided by l_i. A "
         f"tile comes with m_tile = {power(rise)} and l_tile = {l_tile}; alone it would give the output {O_tile}, that "
@@ -151,7 +153,7 @@ def line_12(rng):
             Part("the new O_i", number(result), 2),
         ),
         "why": f"m_new = {power(rise)}, exp(m_i − m_new) = {old}, l_new = {old}·{l} + {l_tile} = {l_new}. "
-        f"The old O_i is multiplied by {old * l}/{below} = {factor}; "
+        f"The old O_i is multiplied by {shown}; "
         f"O_i = ({old}·{l}·{O} + {l_tile * O_tile})/{below} = {result}.",
         "wrong": (
             (f"the factor {old}", "that is for l·O, as in FlashAttention-2; Algorithm 1 stores O divided by l"),

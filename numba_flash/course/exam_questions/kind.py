@@ -180,7 +180,7 @@ MEMORY = (
         "The backward pass of FlashAttention computes S and P again, tile by tile, from Q, K and what was kept per "
         "row.",
         True,
-        "P_ij = exp(S_ij − L_i), or exp(S_ij − m_i)/l_i: two numbers per row fix the softmax.",
+        "P_ij = exp(S_ij − L_i), or exp(S_ij − m_i)/l_i: one number per row, or two, fix the softmax.",
         "thinks that gradients need a stored P",
     ),
 )

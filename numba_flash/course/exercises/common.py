@@ -53,7 +53,7 @@ def no_maximum(S, V):
     return P @ V / P.sum(axis=1, keepdims=True)
 
 
-NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88 is infinite, and inf/inf is nan."
+NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88.7 is infinite, and inf/inf is nan."
 
 
 def finite_start(what="m", *, guarded):
@@ -69,12 +69,15 @@ def finite_start(what="m", *, guarded):
     return Mistake(f"{what} begins at a finite number, not at -∞: where all scores are lower still, {end}.", outputs)
 
 
-def weights(S, m=None, l=None):
-    """Softmax of the rows of S, in the type of S; m and l: what is taken for the maximum and for the sum."""
+def weights(S, m=None, l=None, *, guard=True):
+    """Softmax of the rows of S, in the type of S; m and l: what is taken for the maximum and for the sum.
+
+    guard: whether a row of -∞ alone gives 0. Without, it gives nan, as softmax by the letter does.
+    """
     m = S.max(axis=1, keepdims=True, initial=-np.inf) if m is None else m
-    P = np.exp(S - np.where(np.isneginf(m), 0, m))
+    P = np.exp(S - np.where(guard & np.isneginf(m), 0, m))
     l = P.sum(axis=1, keepdims=True) if l is None else l
-    return P / np.where(l == 0, 1, l)
+    return P / np.where(guard & (l == 0), 1, l)
 
 
 def causal(N, N_k, shift=None):

@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import cases, normal
 
+(B,) = constants("00_reduce", "B")
 GRID = "cuda.grid(1), the number of the thread in the whole grid"
 
 
-def _fold(X, B, stop):
+def _fold(X, stop):
     """The tree sum of each block with the steps half = B/2, …, stop."""
     tile = np.pad(X, (0, -len(X) % B)).reshape(-1, B).copy()
     half = B // 2
@@ -79,12 +80,12 @@ EXERCISES = (
             "`if` (not in it) a barrier, and half //= 2.",
         ),
         mistakes=(
-            Mistake("That is the first element of each block: nothing was added to it.", lambda X: _fold(X, 64, 65)),
+            Mistake("That is the first element of each block: nothing was added to it.", lambda X: _fold(X, B)),
             Mistake(
                 "The last step is missing, that with half = 1: tile[1] was not added to tile[0].",
-                lambda X: _fold(X, 64, 2),
+                lambda X: _fold(X, 2),
             ),
-            Mistake("Only the first step was taken: there is a loop missing.", lambda X: _fold(X, 64, 32)),
+            Mistake("Only the first step was taken: there is a loop missing.", lambda X: _fold(X, B // 2)),
         ),
         faults={
             "RaceDetected": "a barrier is missing. Two are needed: one before the first addition, so that the tile "

@@ -32,7 +32,7 @@ EXERCISES = (
         ),
         mistakes=(
             Mistake("That is exp(S - m): it is not divided by l yet.", lambda S, m, l: np.exp(S - m)),
-            Mistake("m is not subtracted: exp of a score above 88 is ∞ in float32.", lambda S, m, l: np.exp(S) / l),
+            Mistake("m is not subtracted: exp of a score above 88.7 is ∞ in float32.", lambda S, m, l: np.exp(S) / l),
             Mistake("That is S - m, what `subtract` makes. The step of `weigh` is missing.", lambda S, m, l: S - m),
             Mistake("That is (S - m) / l: the exponential is missing.", lambda S, m, l: (S - m) / l),
         ),

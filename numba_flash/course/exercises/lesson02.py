@@ -116,14 +116,11 @@ EXERCISES = (
         mistakes=(
             Mistake(
                 "The row's maximum is not subtracted, and exp overflows: find m first.",
-                lambda S: (
-                    np.exp(S)
-                    / np.where(np.exp(S).sum(axis=1, keepdims=True) == 0, 1, np.exp(S).sum(axis=1, keepdims=True))
-                ),
+                lambda S: weights(S, m=np.float32(0)),
             ),
             Mistake(
                 "The row's maximum is not subtracted, and exp overflows: find m first.",
-                lambda S: np.exp(S) / np.exp(S).sum(axis=1, keepdims=True),
+                lambda S: weights(S, m=np.float32(0), guard=False),
             ),
             Mistake(
                 "m begins at 0, not at -∞: where all scores are far below 0, all exponentials are 0.",
@@ -131,7 +128,7 @@ EXERCISES = (
             ),
             Mistake(
                 "m begins at 0, not at -∞: where all scores are far below 0, all exponentials are 0, and so is l.",
-                lambda S: _plain(S, np.maximum(S.max(axis=1, keepdims=True), 0)),
+                lambda S: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), 0), guard=False),
             ),
             Mistake(
                 "m begins at a finite number, not at -∞: where all scores are lower still, all exponentials are 0.",
@@ -139,11 +136,11 @@ EXERCISES = (
             ),
             Mistake(
                 "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and 0/0 is nan.",
-                lambda S: _plain(S, np.maximum(S.max(axis=1, keepdims=True), SENTINEL)),
+                lambda S: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), SENTINEL), guard=False),
             ),
             Mistake(
                 "A row of -∞ alone became nan: there, -∞ - (-∞) must not be computed, and l = 0 not divided by.",
-                lambda S: _plain(S, S.max(axis=1, keepdims=True)),
+                lambda S: weights(S, guard=False),
             ),
             Mistake(
                 "The weights are not divided by their sum l.", lambda S: weights(S, l=np.ones((len(S), 1), np.float32))
@@ -157,9 +154,3 @@ EXERCISES = (
         },
     ),
 )
-
-
-def _plain(S, m):
-    """Softmax by the letter, without any care."""
-    P = np.exp(S - m)
-    return P / P.sum(axis=1, keepdims=True)

@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import cases, normal
 from .lesson02 import score_mistakes, scores
 
 SIZES = ({"N": 19, "N_k": 37, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 16, "N_k": 8, "d": 16},
          {"N": 9, "N_k": 3, "d": 5})  # fmt: skip
-T = 8
+(T,) = constants("03_tile", "T")  # 03_output has the same
 RACE = ("a barrier is missing. After the loads: no thread may read a tile before all have loaded their part. After "
         "the sum: no thread may load the next tile while another still reads this one.")  # fmt: skip
 
 
-def _rows_of_tile(X, at, T=T):
+def _rows_of_tile(X, at):
     """For each of the first numbers its place in the tile `at`, as rows of X; zeros past the end."""
     return np.where((at < len(X))[:, None], X[np.minimum(at, len(X) - 1)], 0)
 
@@ -24,6 +24,28 @@ def _by_query_row(Q, K, scale):
     for i in range(len(Q)):
         S[i] = _rows_of_tile(K, np.arange(len(K)) // T * T + i % T) @ Q[i] * scale
     return S
+
+
+def _diagonal_tile(Q, K, scale):
+    """K_j[ty, tx] = K[col, t0 + tx], by thread (tx, ty): element (r, c) of the tile is K[first + c, t0 + c]."""
+    S = np.zeros((len(Q), len(K)), np.float32)
+    d = Q.shape[1]
+    for t in range(d):
+        key = np.arange(len(K)) // T * T + t % T
+        S += np.outer(Q[:, t], np.where(key < len(K), K[np.minimum(key, len(K) - 1), t], 0))
+    return scale * S
+
+
+def _across(P, V):
+    O = np.zeros((len(P), V.shape[1]), np.float32)
+    padded = np.zeros((-(-len(V) // T) * T, -(-V.shape[1] // T) * T), np.float32)
+    padded[: len(V), : V.shape[1]] = V
+    for j0 in range(0, len(V), T):
+        for c0 in range(0, V.shape[1], T):
+            part = padded[j0 : j0 + T, c0 : c0 + T].T
+            keys, columns = min(T, len(V) - j0), min(T, V.shape[1] - c0)
+            O[:, c0 : c0 + columns] += P[:, j0 : j0 + keys] @ part[:keys, :columns]
+    return O
 
 
 EXERCISES = (
@@ -80,7 +102,7 @@ EXERCISES = (
             ),
             Mistake(
                 "K_j holds row `col` in its row ty: row ty of the tile belongs to key blockIdx.x * T + ty.",
-                lambda Q, K, scale: _diagonal_tile(Q, K, scale),
+                _diagonal_tile,
             ),
         ),
         faults={
@@ -148,9 +170,7 @@ EXERCISES = (
                 "Only the last tile of keys counts: `acc` begins anew at each step.",
                 lambda P, V: P[:, (len(V) - 1) // T * T :] @ V[(len(V) - 1) // T * T :],
             ),
-            Mistake(
-                "V_j is used as V_j[tx, j], across; its rows are keys, so it is V_j[j, tx].", lambda P, V: _across(P, V)
-            ),
+            Mistake("V_j is used as V_j[tx, j], across; its rows are keys, so it is V_j[j, tx].", _across),
         ),
         faults={
             "RaceDetected": RACE,
@@ -162,25 +182,3 @@ EXERCISES = (
         },
     ),
 )
-
-
-def _diagonal_tile(Q, K, scale):
-    """K_j[ty, tx] = K[col, t0 + tx], by thread (tx, ty): element (r, c) of the tile is K[first + c, t0 + c]."""
-    S = np.zeros((len(Q), len(K)), np.float32)
-    d = Q.shape[1]
-    for t in range(d):
-        key = np.arange(len(K)) // T * T + t % T
-        S += np.outer(Q[:, t], np.where(key < len(K), K[np.minimum(key, len(K) - 1), t], 0))
-    return scale * S
-
-
-def _across(P, V):
-    O = np.zeros((len(P), V.shape[1]), np.float32)
-    padded = np.zeros((-(-len(V) // T) * T, -(-V.shape[1] // T) * T), np.float32)
-    padded[: len(V), : V.shape[1]] = V
-    for j0 in range(0, len(V), T):
-        for c0 in range(0, V.shape[1], T):
-            part = padded[j0 : j0 + T, c0 : c0 + T].T
-            keys, columns = min(T, len(V) - j0), min(T, V.shape[1] - c0)
-            O[:, c0 : c0 + columns] += P[:, j0 : j0 + keys] @ part[:keys, :columns]
-    return O

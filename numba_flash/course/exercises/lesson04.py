@@ -44,6 +44,12 @@ def _merged(m_1, l_1, O_1, m_2, l_2, O_2, *, m=None, divided=True, with_l=True, 
     return m, l, O / (np.where(l == 0, 1, l) if guard else l)[:, None] if divided else O
 
 
+def _plain_sum(m_1, l_1, O_1, m_2, l_2, O_2):
+    l = l_1 + l_2
+    O = (l_1[:, None] * O_1 + l_2[:, None] * O_2) / np.where(l == 0, 1, l)[:, None]
+    return np.maximum(m_1, m_2), l, O
+
+
 EXERCISES = (
     Exercise(
         name="04_online",
@@ -103,7 +109,7 @@ EXERCISES = (
             ),
             Mistake(
                 "m begins at 0, not at -∞: where all scores are far below 0, l is 0, and 0/0 is nan.",
-                lambda S, V: _by_letter(S, V, np.maximum(S.max(axis=1, keepdims=True), 0)),
+                lambda S, V: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), 0), guard=False) @ V,
             ),
             Mistake(
                 "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and so is O.",
@@ -111,13 +117,11 @@ EXERCISES = (
             ),
             Mistake(
                 "m begins at a finite number, not at -∞: where all scores are lower still, l is 0, and 0/0 is nan.",
-                lambda S, V: _by_letter(S, V, np.maximum(S.max(axis=1, keepdims=True), SENTINEL)),
+                lambda S, V: weights(S, m=np.maximum(S.max(axis=1, keepdims=True), SENTINEL), guard=False) @ V,
             ),
             Mistake(
                 "In a row of -∞ alone l is 0, and 0/0 is nan: store 0 there.",
-                lambda S, V: _by_letter(
-                    S, V, np.where(np.isneginf(S.max(axis=1, keepdims=True)), 0, S.max(axis=1, keepdims=True))
-                ),
+                lambda S, V: weights(S, guard=False) @ V,
             ),
             Mistake(
                 "exp(-∞ - (-∞)) is nan: use weight, which is 0 where the score is -∞.",
@@ -184,7 +188,7 @@ EXERCISES = (
             ),
             Mistake(
                 "l is l_1 + l_2 here: each of the two must come to the new scale first, times weight(m_1, m).",
-                lambda *x: _plain_sum(*x),
+                _plain_sum,
             ),
             *(
                 Mistake(
@@ -198,14 +202,3 @@ EXERCISES = (
         faults={"RaceDetected": "a thread has one query, i.", "unwritten": "m, l and O are all results: store each."},
     ),
 )
-
-
-def _by_letter(S, V, m):
-    P = np.exp(S - m)
-    return P @ V / P.sum(axis=1)
-
-
-def _plain_sum(m_1, l_1, O_1, m_2, l_2, O_2):
-    l = l_1 + l_2
-    O = (l_1[:, None] * O_1 + l_2[:, None] * O_2) / np.where(l == 0, 1, l)[:, None]
-    return np.maximum(m_1, m_2), l, O

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import (
     LOWEST,
     NO_MAXIMUM,
@@ -16,7 +16,7 @@ from .common import (
     weights,
 )
 
-Bc = 8
+(Bc,) = constants("05_rescale", "Bc")  # 05_flash2 has the same
 
 
 def _scores(rng, N, N_k, special=True):
@@ -48,6 +48,15 @@ def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=Tru
             O = O / np.where(l_new == 0, 1, l_new)[:, None]
         l, m = l_new, m_new
     return O, l, m
+
+
+def _stale(Q, K, V, scale):
+    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
+    N_k = len(K)
+    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
+    if N_k > Bc and N_k % Bc:
+        times[N_k - Bc : N_k - N_k % Bc] = 2
+    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)
 
 
 EXERCISES = (
@@ -95,12 +104,13 @@ EXERCISES = (
         share=(Share("HBM", "Bc*d + Bc + 2*d + 4", "its scores, V_j and its own row of O, l and m"),),
         hints=(
             "Line by line: m_tile is the maximum of S_i, P = exp(S_i - m_tile) can overwrite S_i, l_tile is its sum. "
-            "Then m_new, then l_new, then O column by column.",
+            "Then m_new, then l_new, then O column by column. Loops over S_i are over range(Bc), a constant, so that "
+            "S_i stays in registers.",
             "Two factors: weight(m_i, m_new) brings what was to the new scale, weight(m_tile, m_new) what is new. O "
             "is divided by the old l, so l_i times the first factor is what it is multiplied by.",
             "l_old = weight(m_i, m_new) * l[i]; new = weight(m_tile, m_new); l_new = l_old + new * l_tile; for each "
-            "t the sum acc of S_i[c] * V_j[c, t], and O[i, t] = (l_old * O[i, t] + new * acc) / l_new, or 0 if l_new "
-            "is 0.",
+            "t the sum acc of S_i[c] * V_j[c, t] over range(Bc), where c < keys, and O[i, t] = (l_old * O[i, t] + new "
+            "* acc) / l_new, or 0 if l_new is 0.",
         ),
         mistakes=(
             Mistake(
@@ -145,9 +155,7 @@ EXERCISES = (
             ),
         ),
         faults={
-            "UninitializedRead": "S_i holds the scores of this tile alone, `keys` of them; the last tile has fewer "
-            "than Bc.",
-            "OutOfBounds": "the last tile has fewer than Bc keys: loop over range(keys).",
+            "OutOfBounds": "the last tile has fewer than Bc keys: in range(Bc), use row c of V_j only if c < keys.",
             "unwritten": "O, l and m all go back to HBM: lines 12 and 13.",
             "wrong": "take two tiles by hand, with the table of Algorithm 1, and compare.",
         },
@@ -160,9 +168,9 @@ EXERCISES = (
         inputs=cases(
             20,
             lambda rng, N, N_k, **how: attention_inputs(rng, N, N_k, 16, **how),
-            {"N": 37, "N_k": 45},
+            {"N": 70, "N_k": 45},
             {"N": 1, "N_k": 1},
-            {"N": 32, "N_k": 16},
+            {"N": 64, "N_k": 16},
             {"N": 5, "N_k": 21, "_high": True},
             {"N": 3, "N_k": 5, "_low": True},
         ),
@@ -221,7 +229,7 @@ EXERCISES = (
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(
                 "Keys of the tile before count twice: the last tile has `keys` keys, range(keys), and not Bc.",
-                lambda *inputs: _stale(*inputs),
+                _stale,
             ),
             Mistake(
                 "V is added up without weights: a key counts with p = exp(S_ij[c, r] - m_new).",
@@ -311,12 +319,3 @@ EXERCISES = (
         },
     ),
 )
-
-
-def _stale(Q, K, V, scale):
-    """Attention in which the last tile also counts what the one before has left behind it in shared memory."""
-    N_k = len(K)
-    P, times = weights(scale * (Q @ K.T)), np.ones(N_k, np.float32)
-    if N_k > Bc and N_k % Bc:
-        times[N_k - Bc : N_k - N_k % Bc] = 2
-    return (P * times) @ V / (P * times).sum(axis=1, keepdims=True)

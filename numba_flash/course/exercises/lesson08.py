@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import SCALE, cases, causal, qkv, weights
 from .lesson02 import scores
 
-Br = 8
+(Br,) = constants("08_skip", "Br")
 
 
 def _hidden(Q, K, scale, seen, value=-np.inf):
@@ -127,6 +127,7 @@ EXERCISES = (
             {"N": 37, "N_k": 37},
             {"N": 1, "N_k": 1},
             {"N": 21, "N_k": 45},
+            {"N": 21, "N_k": 44},
             {"N": 45, "N_k": 21},
             {"N": 32, "N_k": 32},
         ),
@@ -139,7 +140,7 @@ EXERCISES = (
                     "loads",
                     "seen*d",
                     "what the last query of each tile sees",
-                    "tiles of keys are loaded that no query of the tile sees: `keys` is too large",
+                    "keys are loaded that no query of the tile sees: `keys` is too large, or rounded up to whole tiles",
                 )
                 for x in "KV"
             ),

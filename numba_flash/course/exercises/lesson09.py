@@ -3,10 +3,10 @@
 import numpy as np
 
 from ... import dropout
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import cases, normal, weights
 
-T = 8
+(T,) = constants("09_dropout", "T")
 
 
 def _inputs(rng, H, N, N_k):

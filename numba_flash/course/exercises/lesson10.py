@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ..exercise import Bound, Exercise, Mistake, Share
+from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import SCALE, cases, qkv, weights
 
-Br, Bc = 8, 4
+Br, Bc = constants("10_blocks", "Br", "Bc")
 
 
 def _inputs(rng, N, N_k, part=0.5):
