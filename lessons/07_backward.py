@@ -16,7 +16,7 @@ from numba_flash.hbm.predict import algorithm0, kept
 from numba_flash.lesson import plural
 from numba_flash.masks import no_mask
 from numba_flash.questions import Question
-from numba_flash.stages import flash2_backward, flash_backward, naive_backward
+from numba_flash.stages import LADDER, flash2_backward, flash_backward, naive_backward
 
 this = lesson.start("07 · backward", n=512, stage="flash2", direction="backward", blocks=None,
                     meanings={"blocks": "Br queries and Bc keys that a block of flash2's kernels owns"})  # fmt: skip
@@ -194,7 +194,7 @@ this.part("The run and its bill")
 this.running("the stages' backward passes, naive to flash2")
 ideal = {part: algorithm0(n=N, d=d, heads=H, direction=part) for part in ("forward", "backward", "both")}
 bills, found, errors = {}, {}, {}
-settings = {stage: this.blocks if stage == "flash2" else None for stage in nf.STAGES}
+settings = {stage: this.blocks if stage == "flash2" else None for stage in LADDER}
 for stage, blocks in settings.items():
     with nf.ledger() as bills[stage]:
         found[stage] = nf.attention_backward(*this.inputs, this.dout, stage=stage, blocks=blocks, device=where)
@@ -233,7 +233,7 @@ many rows pass by at a time makes no difference to the bill.
 # %% FLOPs up, bytes down.
 this.part("The FLOPs went up, the bytes went down")
 rows, traffic = [], {"Algorithms 0 and 3": ideal["both"].elements}
-for stage in nf.STAGES:
+for stage in LADDER:
     parts = [nf.predict(stage, n=N, d=d, heads=H).elements]
     parts += [bills[stage].elements - parts[0], bills[stage].elements]
     assert bills[stage] == nf.predict(stage, n=N, d=d, heads=H, direction="both", blocks=settings[stage])
@@ -284,7 +284,7 @@ this.ask("",
          2 * O_L: "That is flash2, which keeps L, one number per row. naive keeps P."}),
 )  # fmt: skip
 rows = []
-for stage in nf.STAGES:
+for stage in LADDER:
     has = kept(stage, n=N, heads=H)
     large = kept(stage, n=65_536, heads=8, batch=16)
     rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])

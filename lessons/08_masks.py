@@ -12,6 +12,7 @@ from numba_flash.blocks import check_blocks, tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.questions import Question
+from numba_flash.stages import LADDER
 
 this = lesson.start("08 · masks", stage="flash2", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
@@ -145,7 +146,7 @@ limit = testing.bound(truth, error["naive"], n_k=N)
 this.bill("flash2, causal", bills["flash2"], predicted=predicted, previous=("flash2, no mask", dense), algorithm0=ideal,
           below=report.error_line(error["flash2"], naive=error["naive"], bound=limit))  # fmt: skip
 table = []
-for stage in nf.STAGES:
+for stage in LADDER:
     settings = {"n": N, "d": d, "heads": H, "blocks": this.blocks if stage == "flash2" else None}
     moved = [nf.predict(stage, **settings, causal=causal).elements for causal in (False, True)]
     work = [nf.flops(stage, **settings, causal=causal) for causal in (False, True)]

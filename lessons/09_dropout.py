@@ -14,7 +14,7 @@ from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.masks import no_mask
 from numba_flash.questions import Question
-from numba_flash.stages import flash2, naive, naive_backward
+from numba_flash.stages import LADDER, flash2, naive, naive_backward
 
 this = lesson.start("09 · dropout", n=512, stage="flash2", direction="backward", blocks=None,
                     extra={"drop": (10, lesson.whole_number(5, 95), "PERCENT", "weights that are dropped, of 100")},
@@ -165,7 +165,7 @@ Each of the two kernels above has {added // 2} accesses per score, one of them t
 this.part("The run and its bill")
 this.running("a training step of naive and of flash2")
 size, found, outs, bills, errors = {"n": N, "d": d, "heads": H}, {}, {}, {}, {}
-tiles_of = dict.fromkeys(nf.STAGES) | {"flash2": this.blocks}
+tiles_of = dict.fromkeys(LADDER) | {"flash2": this.blocks}
 predicted, without = ({stage: nf.predict(stage, **size, direction="both", blocks=blocks, dropout_p=drop)
                        for stage, blocks in tiles_of.items()} for drop in (p, 0.0))  # fmt: skip
 for stage in ("naive", "flash2"):
@@ -191,7 +191,7 @@ this.bill("flash2", bills["flash2"], predicted=predicted["flash2"], previous=("n
 
 # %% All stages, and what it costs.
 this.part("What changed, and what it costs")
-moved = {stage: [bill[stage].total_bytes for bill in (without, predicted)] for stage in nf.STAGES}
+moved = {stage: [bill[stage].total_bytes for bill in (without, predicted)] for stage in LADDER}
 this.text("What a training step moves, in bytes; every stage, predicted:")
 this.show(report.table(["stage", "no dropout", "dropout", "more", "ratio"], [
     [stage, before, after, after - before, f"{after / before:.3f}"] for stage, (before, after) in moved.items()

@@ -40,7 +40,7 @@ from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
-from .hbm.predict import DIRECTIONS, algorithm0
+from .hbm.predict import DIRECTIONS, algorithm0, kept
 
 PROGRAM = "python -m numba_flash"
 SIZES = ("n", "d", "heads", "batch")  # of a figure
@@ -83,7 +83,7 @@ def make_parser():
         "--stage",
         choices=STAGES,
         metavar="STAGE",
-        default=list(STAGES)[-1],
+        default="flash2",
         help=f"{', '.join(STAGES)} (default: %(default)s)",
     )
     for flag, least, value, meaning in (
@@ -272,7 +272,7 @@ def facts(flags):
 def refuse_scores(flags, place):
     """OutOfMemory where the matrices of a stage that stores them cannot be held, before the input is made."""
     keys = flags.n if flags.n_k is None else flags.n_k
-    if not flags.stage.startswith("flash"):
+    if not STAGES[flags.stage].fused:
         size = flags.batch * flags.heads * flags.n * keys * np.dtype(flags.dtype).itemsize
         refuse_if_too_large(size, f"S of {flags.n:,} × {keys:,}", place)
 
@@ -308,11 +308,11 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     naive = ours if single else None
     if single and flags.stage != "naive":
         how = {"stage": "naive", "scale": scale, "device": place, **masks(flags)}
-        kept = {}
+        results = {}
         if flags.direction == "backward":
-            kept = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
-        naive = attention_backward(q, k, v, dout, **kept, **how)
-    from_lse = flags.stage == "flash2" or flags.direction == "backward"
+            results = dict(zip(("out", "lse"), attention(q, k, v, return_lse=True, **how), strict=True))
+        naive = attention_backward(q, k, v, dout, **results, **how)
+    from_lse = "L" in kept(flags.stage, n=1) or flags.direction == "backward"
     group = q.shape[1] // k.shape[1]
     worst = {name: np.zeros(3) for name in ("dq", "dk", "dv")}
     for b, g in np.ndindex(k.shape[:2]):

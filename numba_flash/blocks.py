@@ -341,8 +341,8 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
         if _elements(tiling.shared(Br, Bc, d)) * size > sram or min(Br, Bc) < 1:
             least = _elements(tiling.shared(1, 1, d)) * size
             raise ValueError(
-                f"sram={sram} holds no tiles of {stage!r} with d = {d}: the smallest take {least:,} bytes; pass more, "
-                f"another stage, or blocks={_form(stage, tiling)} for a prediction"
+                f"sram={sram} holds no tiles of {stage!r}{PASSES[direction]} with d = {d} and {size} bytes an element: the "
+                f"smallest take {least:,} bytes; pass another stage, more sram or blocks={_form(stage, tiling)} for a prediction"
             )
     elif tiling.square:
         raise ValueError(f"'paper' is the rule of flash and flash2; stage {stage!r} has square tiles: pass a side T")

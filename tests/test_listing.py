@@ -17,7 +17,8 @@ from numba_flash.engine import launch as engine
 from .stages.test_masks import inputs, passes
 
 SIZE = (2, 4, 2, 17, 23, 8)  # batch, heads, kv_heads, N, N_k, d: ragged for every tile below
-TILES = {"naive": None, "tiled": 4, "online_softmax": 5, "flash": (5, 3), "flash2": (5, 3)}
+TILES = {"naive": None, "tiled": 4, "online_softmax": 5, "flash": (5, 3), "flash2": (5, 3),
+         "register_tiled": (5, 9)}  # fmt: skip
 
 
 def cases():

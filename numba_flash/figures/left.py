@@ -7,7 +7,7 @@ from .. import report
 from ..blocks import Blocks, choose_blocks, tiles
 from ..engine.model import DYNAMIC_SHARED, STATIC_SHARED, THREADS
 from ..hbm.predict import algorithm0, flops, predict
-from ..stages import STAGES
+from ..stages import LADDER
 from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out
 
 TITLE = "Figure 2 (left): a training step, its FLOPs and HBM traffic"
@@ -17,7 +17,7 @@ MEASURED = {  # the table of Figure 2 (left)
     "flash": {"gflop": 75.2, "gb": 4.4, "ms": 7.3},
 }
 
-VARIANTS = {name: (name, True) for name in STAGES} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
+VARIANTS = {name: (name, True) for name in LADDER} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
 STEP = 16  # tiles are tried in multiples of it
 FLOAT32 = 4  # bytes
 

@@ -9,7 +9,7 @@ from .. import report
 from ..attention import attention_backward
 from ..engine.memory import allocations
 from ..hbm.predict import kept, predict
-from ..stages import STAGES
+from ..stages import LADDER
 from ..testing import inputs
 from .common import ITEMSIZE, aligned, chart, heads_and_batch, left_out, slope
 
@@ -73,7 +73,7 @@ def compute(*, n, d, heads, batch):
     sizes = {"n": n, "d": d, "heads": heads, "batch": batch}
     lengths = list(dict.fromkeys(max(1, n >> k) for k in reversed(range(POINTS))))
     stages = {}
-    for stage in STAGES:
+    for stage in LADDER:
         tensors = living(stage)
         in_bytes = {N: ITEMSIZE * heads * batch * sum(elements(t, N, d) for t in tensors) for N in lengths}
         points = list(in_bytes.items())[-LARGE:]
@@ -82,7 +82,7 @@ def compute(*, n, d, heads, batch):
             "bytes": {str(N): moved for N, moved in in_bytes.items()},
             "slope": slope(points) if len(points) > 1 else None,
         }
-    runs = {stage: run(stage, min(n, RUN["n"]), min(d, RUN["d"])) for stage in STAGES}
+    runs = {stage: run(stage, min(n, RUN["n"]), min(d, RUN["d"])) for stage in LADDER}
     paper = {name: {str(N): mb for N, mb in row.items()} for name, row in MEASURED.items()} if sizes == PAPER else None
     figures = {"figure": "memory", **sizes, "itemsize": ITEMSIZE, "lengths": lengths, "paper": paper, "stages": stages}
     return figures | {"runs": runs, "equal": all(r["predicted"] == r["allocated"] for r in runs.values())}

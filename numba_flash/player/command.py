@@ -5,7 +5,7 @@ import sys
 from .. import lesson, report
 from ..attention import MAX_D
 from ..blocks import TILINGS, from_sides
-from ..stages import STAGES
+from ..stages import LADDER
 from . import page, terminal
 from .play import play
 
@@ -15,8 +15,8 @@ BESIDE = {"flash": "flash2"}  # what a page shows beside a stage where nobody sa
 def add_command(command):
     sub = command("play", run, "play a stage tile by tile, in the terminal or on a page")
     number = lesson.whole_number
-    what = f"{', '.join(STAGES)} (default: %(default)s)"
-    sub.add_argument("--stage", choices=STAGES, metavar="STAGE", default="flash", help=what)
+    what = f"{', '.join(LADDER)} (default: %(default)s)"
+    sub.add_argument("--stage", choices=LADDER, metavar="STAGE", default="flash", help=what)
     what = "N, the number of queries and of keys (default: %(default)s)"
     sub.add_argument("--n", type=number(1), default=64, metavar="N", help=what)
     what = "d, the number of columns of a head (default: %(default)s)"
@@ -29,7 +29,7 @@ def add_command(command):
     sub.add_argument("--seed", type=number(0), default=0, metavar="S", help="seed of the random input (default: 0)")
     sub.add_argument("--speed", type=number(1, 60), default=4, metavar="F", help="steps per second (default: 4)")
     sub.add_argument("--html", metavar="FILE", help="write a page instead, which needs no network")
-    beside = sub.add_argument("--beside", choices=[*STAGES, "none"], metavar="STAGE")
+    beside = sub.add_argument("--beside", choices=[*LADDER, "none"], metavar="STAGE")
     beside.help = "with --html: a second stage beside the first (default: flash2 for flash, else none)"
 
 

@@ -29,7 +29,7 @@ class Stage:
     and keeps of it what its algorithm wants. backward_atomic: the same with atomics, or None where the stage has no
     such variant.
     forward_split(Q, K, V, scale, splits, *, mask, blocks, device) -> O and L, by several blocks for the keys of one
-    query, or None.
+    query, or None. fused: whether S and P stay on chip.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Stage:
     backward: Callable
     backward_atomic: Callable | None = None
     forward_split: Callable | None = None
+    fused: bool = False
 
 
 def _ladder():
@@ -92,6 +93,7 @@ def _ladder():
             "Algorithms 1 and 4",
             flash.forward,
             flash_backward.backward,
+            fused=True,
         ),
         Stage(
             "flash2",
@@ -102,6 +104,7 @@ def _ladder():
             flash2_backward.backward,
             atomic.backward,
             flash2_split.forward,
+            fused=True,
         ),
         Stage(
             "register_tiled",
@@ -110,8 +113,10 @@ def _ladder():
             "FlashAttention-2",
             register_tiled.forward,
             register_tiled_backward.backward,
+            fused=True,
         ),
     )
 
 
 STAGES = {stage.name: stage for stage in _ladder()}
+LADDER = ("naive", "tiled", "online_softmax", "flash", "flash2")  # what HBM sees changes; later, what a thread does

@@ -128,7 +128,7 @@ for stage in nf.STAGES:
                     count = 0
                     run(Q, K, V, dO, Number(0.5), **kept, **how)
                     want = flops(stage, N, N_k, d, direction=direction, deterministic=not atomic, **asked)
-                    if direction == "both" and stage.startswith("flash") and not sparse:  # ran forward in these tiles
+                    if direction == "both" and nf.STAGES[stage].fused and not sparse:  # ran forward in these tiles
                         want += flops(stage, N, N_k, d, **asked) - flops(stage, N, N_k, d, **asked | {"blocks": None})
                     report[f"{name} {direction} {atomic}"] = [count, want]
         for causal in (False, True) if stage == "flash2" else ():

@@ -16,6 +16,7 @@ BLOCKS = {
     "online_softmax": [None, 5],
     "flash": [None, (7, 5), (64, 8)],
     "flash2": [None, (7, 5), (33, 8)],
+    "register_tiled": [None, (3, 5)],
 }
 CONFIGURATIONS = [(stage, blocks) for stage in nf.STAGES for blocks in BLOCKS[stage]]
 

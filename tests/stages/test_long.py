@@ -54,7 +54,7 @@ def passes(stage, size):
 
 
 CASES = [(stage, size) for stage in nf.STAGES for size in SIZES
-         if size == "heads" or ((size == "queries") == (stage == "flash2") and stage != "flash")]  # fmt: skip
+         if size == "heads" or ((size == "queries") == nf.STAGES[stage].fused and stage != "flash")]  # fmt: skip
 
 
 @pytest.mark.parametrize("stage, size", CASES)

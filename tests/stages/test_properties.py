@@ -9,7 +9,14 @@ import numba_flash as nf
 from numba_flash import reference
 
 stages = pytest.mark.parametrize("stage", nf.STAGES)
-TILES = {"naive": None, "tiled": 4, "online_softmax": 4, "flash": (5, 3), "flash2": (5, 3)}  # several each way
+TILES = {
+    "naive": None,
+    "tiled": 4,
+    "online_softmax": 4,
+    "flash": (5, 3),
+    "flash2": (5, 3),
+    "register_tiled": (5, 9),
+}  # several each way
 shapes = st.tuples(
     st.integers(1, 3), st.integers(1, 12), st.integers(1, 20), st.sampled_from([1, 3, 8]), st.integers(0, 2**32 - 1)
 )

@@ -38,7 +38,15 @@ def compiled(stage, direction, d, monkeypatch):
 @pytest.mark.parametrize("d", [32, 64])
 @pytest.mark.parametrize(
     ("stage", "direction"),
-    [("flash", "forward"), ("flash", "backward"), ("flash2", "forward"), ("flash2", "backward"), ("flash2", "atomic")],
+    [
+        ("flash", "forward"),
+        ("flash", "backward"),
+        ("flash2", "forward"),
+        ("flash2", "backward"),
+        ("flash2", "atomic"),
+        ("register_tiled", "forward"),
+        ("register_tiled", "backward"),
+    ],
 )
 def test_registers(stage, direction, d, monkeypatch):
     chosen = choose_blocks(stage, d=d, direction=direction)
