@@ -191,8 +191,11 @@ def _most_rows(most, shared, elements):
 
 
 def _queries_of_shares(d, elements):
-    keys = max(1, min(32, elements // (6 * d)))
-    keys -= keys % KEY_THREADS if keys > KEY_THREADS else 0
+    wanted = max(KEY_THREADS, min(32, elements // (6 * d)) // KEY_THREADS * KEY_THREADS)
+    fitting = [
+        Bc for Bc in range(KEY_THREADS, wanted + 1, KEY_THREADS) if _elements(_register_tiles(1, Bc, d)) <= elements
+    ]
+    keys = max(fitting, default=1)
     return _most_rows(64, lambda Br: _register_tiles(Br, keys, d), elements), keys
 
 
@@ -341,8 +344,9 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
         if _elements(tiling.shared(Br, Bc, d)) * size > sram or min(Br, Bc) < 1:
             least = _elements(tiling.shared(1, 1, d)) * size
             raise ValueError(
-                f"sram={sram} holds no tiles of {stage!r}{PASSES[direction]} with d = {d} and {size} bytes an element: the "
-                f"smallest take {least:,} bytes; pass another stage, more sram or blocks={_form(stage, tiling)} for a prediction"
+                f"sram={sram} holds no tiles of {stage!r}{PASSES[direction]} with d = {d} and {size} bytes an element: "
+                f"the smallest take {least:,} bytes; pass another stage, or for a prediction more sram or "
+                f"blocks={_form(stage, tiling)}"
             )
     elif tiling.square:
         raise ValueError(f"'paper' is the rule of flash and flash2; stage {stage!r} has square tiles: pass a side T")

@@ -112,7 +112,7 @@ LOOP_ENDS = [m for m in ALL if m.fault.stands_for == "a missing barrier" and pla
 
 
 def test_a_barrier_at_a_loops_end_may_stand_at_its_head():
-    assert len(LOOP_ENDS) == 12
+    assert len(LOOP_ENDS) == 14
     one = mutant("flash: flash without barrier 2")
     planted, case = plant(one), lab.Case(seed_of(one.name, "flash"), "flash")
     source = planted.source.splitlines()

@@ -9,6 +9,7 @@ import pytest
 import numba_flash as nf
 from numba_flash.engine.memory import allocations
 from numba_flash.figures import memory
+from numba_flash.stages import LADDER
 
 SQUARE = {"naive": 3, "tiled": 3, "online_softmax": 4, "flash": 0, "flash2": 0}  # N × N matrices at the peak
 ROWS = {"naive": 0, "tiled": 0, "online_softmax": 2, "flash": 2, "flash2": 2}
@@ -22,7 +23,7 @@ def figures():
 # --- what is predicted ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", LADDER)
 def test_the_peak_in_closed_form(figures, stage):
     H, d = 8 * 16, 64
     for N in (128 << k for k in range(10)):
@@ -33,8 +34,8 @@ def test_the_peak_in_closed_form(figures, stage):
 
 def test_what_lives_by_name():
     whole = {"Q", "K", "V", "O", "dO", "dQ", "dK", "dV"}
-    beside = {stage: set(memory.living(stage)) - whole for stage in nf.STAGES}
-    assert all(whole < set(memory.living(stage)) for stage in nf.STAGES)
+    beside = {stage: set(memory.living(stage)) - whole for stage in LADDER}
+    assert all(whole < set(memory.living(stage)) for stage in LADDER)
     assert beside == {
         "naive": {"P", "dP", "dS"},
         "tiled": {"P", "dP", "dS"},
@@ -44,7 +45,7 @@ def test_what_lives_by_name():
     }
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", LADDER)
 def test_the_slope_is_2_or_1_at_large_N(figures, stage):
     """Locally it is (2a + b)/(a + b), a = 3N or 4N for N × N matrices against b = 8d: 1.97 and more from N = 8192."""
     slope = figures["stages"][stage]["slope"]
@@ -60,7 +61,7 @@ def test_the_slope_is_2_or_1_at_large_N(figures, stage):
 
 
 @pytest.mark.parametrize(("n", "d"), [(70, 8), (1, 1)])
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", LADDER)
 def test_a_run_allocates_what_is_predicted_array_by_array(stage, n, d):
     q, k, v = nf.testing.inputs((n, d), (n, d))
     with allocations() as arrays:
@@ -73,7 +74,7 @@ def test_a_run_allocates_what_is_predicted_array_by_array(stage, n, d):
     assert found["arrays"] == len(found["tensors"]) == len(sizes)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", LADDER)
 def test_the_peak_is_that_of_the_memory_that_is_in_use(stage):
     """NumPy reports its arrays to tracemalloc, so that what was freed before the peak is not in it.
 

@@ -14,7 +14,7 @@ from numba_flash.player import page
 from numba_flash.player.frames import counts, frames
 from numba_flash.player.paper import ALGORITHMS
 from numba_flash.player.play import largest_n, play
-from numba_flash.stages import flash, online_softmax
+from numba_flash.stages import LADDER, flash, online_softmax
 from numba_flash.stages.naive import scores
 
 ROW = 13
@@ -22,7 +22,7 @@ RAGGED = {"n": 21, "d": 3, "row": ROW}
 TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (4, 6), "flash2": (4, 6)}
 heavy = pytest.mark.course
 stages = pytest.mark.parametrize(
-    "stage", [pytest.param(name, marks=heavy if name in ("naive", "tiled") else ()) for name in nf.STAGES]
+    "stage", [pytest.param(name, marks=heavy if name in ("naive", "tiled") else ()) for name in LADDER]
 )
 
 
