@@ -68,7 +68,7 @@ threads. The product O = PV is computed in the same way, and softmax is the naiv
 
 # %% The prediction, by hand.
 this.part("A prediction: the loads")
-x = this.draw(N=range(70, 200, 10), d=(12, 20, 28, 44), T=(8, 16), H=range(2, 7))
+x = this.draw(N=range(70, 200, 10), d=(20, 36, 44), T=(8, 16), H=(7, 11, 13))
 there, across = nf.predict("tiled", n=x.N, d=x.d, heads=x.H, blocks=x.T), tiles(x.d, x.T)
 this.ask("""
 Which lines of naive's bill change? Take an element of Q: how many blocks load it, and how often does each of
@@ -77,18 +77,18 @@ tiles along N, ⌈d/T⌉ along d.
 """,
     Question("Q loads", x, "how many elements of Q does `scores` load?",
         there["Q"].loads, "H·N·d·⌈N/T⌉.", "S has ⌈N/T⌉ columns of tiles. Which of their blocks need a given row of Q?",
-        {x.H * x.N**2 * x.d: "That is naive: once per column of S. Now it is once per column of tiles.",
-         x.H * x.N * x.d * (x.N // x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         Fraction(x.H * x.N**2 * x.d, x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         x.H * x.N * x.d * across: "⌈d/T⌉ is how many steps a block takes. How many blocks load the same row of Q?",
-         x.H * x.N * x.d: "So many there are. But every block of a row of the grid loads them."}),
+        [(x.H * x.N**2 * x.d, "That is naive: once per column of S. Now it is once per column of tiles."),
+         (x.H * x.N * x.d * (x.N // x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (Fraction(x.H * x.N**2 * x.d, x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (x.H * x.N * x.d * across, "⌈d/T⌉ is how many steps a block takes. How many blocks load the same row of Q?"),
+         (x.H * x.N * x.d, "So many there are. But every block of a row of the grid loads them.")]),
     Question("P loads", x, "how many elements of P does `output` load?",
         there["P"].loads, "H·N²·⌈d/T⌉.", "O has N rows and d columns. How many columns of tiles does that make?",
-        {x.H * x.N**2 * x.d: "That is naive: once per column of O. Now it is once per column of tiles.",
-         x.H * x.N**2: "That would be once. But each column of tiles of O needs all of P.",
-         x.H * x.N**2 * (x.d // x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         Fraction(x.H * x.N**2 * x.d, x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         x.H * x.N**2 * tiles(x.N, x.T): "⌈N/T⌉ is along N. Which side of O runs along x in this product?"}),
+        [(x.H * x.N**2 * x.d, "That is naive: once per column of O. Now it is once per column of tiles."),
+         (x.H * x.N**2, "That would be once. But each column of tiles of O needs all of P."),
+         (x.H * x.N**2 * (x.d // x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (Fraction(x.H * x.N**2 * x.d, x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (x.H * x.N**2 * tiles(x.N, x.T), "⌈N/T⌉ is along N. Which side of O runs along x in this product?")]),
 )  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "once per column of tiles of S", "N·d·⌈N/T⌉", N * d * Tr),

@@ -157,15 +157,15 @@ of Q, O and dO; loads of l and m; loads and stores of dQ; stores of dK and dV. A
     Question("products", x, "how many FLOPs do the products of Algorithm 4 take?",
         5 * 2 * x.H * x.N**2 * x.d, "5 products: S, dV, dP, dQ and dK, of 2N²d each.",
         "Lines 11, 16, 17, 21 and 22 each have a product of two matrices. Which of them does Algorithm 3 not need?",
-        {8 * x.H * x.N**2 * x.d: "Those are the four of Algorithm 3. Algorithm 4 computes S once more.",
-         5 * x.H * x.N**2 * x.d: "A product of two numbers is one FLOP, and adding it is another.",
-         14 * x.H * x.N**2 * x.d: "That is with the forward pass. The question is for Algorithm 4 alone."}),
+        [(8 * x.H * x.N**2 * x.d, "Those are the four of Algorithm 3. Algorithm 4 computes S once more."),
+         (5 * x.H * x.N**2 * x.d, "A product of two numbers is one FLOP, and adding it is another."),
+         (14 * x.H * x.N**2 * x.d, "That is with the forward pass. The question is for Algorithm 4 alone.")]),
     Question("dQ", x, "how many elements of dQ does Algorithm 4 load and store, line 5 included?",
         x.H * (2 * x.Tc + 1) * x.N * x.d, "Stored once by line 5, loaded and stored Tc times: H·(1 + 2Tc)·Nd.",
         "Line 10 loads a tile of dQ, line 21 stores it. How often does the inner loop pass over all of them?",
-        {x.H * 2 * x.Tc * x.N * x.d: "Line 5 stores dQ, too.",
-         x.H * x.Tc * x.N * x.d: "Line 10 loads it and line 21 stores it, and line 5 stores it first.",
-         x.H * x.N * x.d: "dQ_i makes a round trip at each tile of keys."}),
+        [(x.H * 2 * x.Tc * x.N * x.d, "Line 5 stores dQ, too."),
+         (x.H * x.Tc * x.N * x.d, "Line 10 loads it and line 21 stores it, and line 5 stores it first."),
+         (x.H * x.N * x.d, "dQ_i makes a round trip at each tile of keys.")]),
 )  # fmt: skip
 by_hand = [
     ("initialise_dQ", "dQ stores", "line 5", "Nd", N * d),
@@ -272,15 +272,15 @@ store, and a load or two. That kernel would still need memory for N² elements.)
 
 # %% Memory.
 this.part("What is kept between the passes")
-x = this.draw(N=(2048, 4096, 8192, 16384), H=(8, 12, 16), b=(4, 8, 16))
+x = this.draw(N=(2048, 4096, 8192, 16384), H=(8, 12, 16), b=(3, 5, 7))
 P, O_L = (sum(kept(stage, n=x.N, heads=x.H, batch=x.b).values()) for stage in ("naive", "flash2"))
 this.ask("",
     Question("kept", x, """how many bytes does naive keep between the passes beside Q, K, V and O, with a batch of b
         and 2 bytes per element?""", 2 * P, "P, N² elements of 2 bytes for each head of each text: 2·b·H·N².",
         "Which N × N matrix does Algorithm 3 read that the forward pass has made? How many such matrices are there?",
-        {P: "Those are elements. Each has 2 bytes.", 4 * P: "That is with 4 bytes per element.",
-         2 * P // x.b: "That is for one text of the batch.", 2 * P // (x.b * x.H): "That is one head of one text.",
-         2 * O_L: "That is flash2, which keeps L, one number per row. naive keeps P."}),
+        [(P, "Those are elements. Each has 2 bytes."), (4 * P, "That is with 4 bytes per element."),
+         (2 * P // x.b, "That is for one text of the batch."),
+         (2 * O_L, "That is flash2, which keeps L, one number per row. naive keeps P.")]),
 )  # fmt: skip
 rows = []
 for stage in nf.STAGES:
