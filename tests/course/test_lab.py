@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import __main__ as cli
+from numba_flash import report
 from numba_flash.course import lab, score
 from numba_flash.course.faults import MUTANTS, PACKAGE
 from numba_flash.course.symptoms import (
@@ -442,6 +444,44 @@ def test_what_a_test_finds(write):
         (EXACT, lse, "failed"),
     ):  # fmt: skip
         assert score.trial(write(text), fault, ["naive"])["kind"] == kind, (text, fault)
+
+
+@pytest.mark.course
+def test_what_is_said_of_tiles_bill_and_strict_mode_holds(write, monkeypatch):
+    """The lines that the page of a score shows run, pass on every right kernel, and find a fault of the bill; in strict
+    mode a missing barrier, which one tile hides.
+    """
+    shown = textwrap.dedent(score.HOW).strip()
+    text = f"""
+import os
+import numpy as np
+import numba_flash as nf
+
+def test(attention):
+    os.environ["NUMBA_FLASH_STRICT"] = "1"
+    n, n_k, d = 20, 70, 16
+    q, k, v = (np.random.default_rng(0).standard_normal((rows, d)).astype(np.float32) for rows in (n, n_k, n_k))
+{textwrap.indent(shown, "    ")}
+"""
+    assert all(name in shown for name in ("attention.stage", "nf.ledger()", "nf.predict(", "blocks"))
+    barrier = "flash: flash without barrier 2"
+    one_tile = text.replace('{"blocks": (8, 8)}', "{}")
+    assert one_tile != text
+    monkeypatch.setenv("NUMBA_FLASH_STRICT", "")  # and as it was, afterwards
+    for test, fault, stages, kind in (
+        (text, "", list(STAGES), "passed"), (text, "tiled: K not through its tile", ["tiled"], "failed"),
+        (text, barrier, ["flash"], "failed"), (one_tile, barrier, ["flash"], "passed"),
+    ):  # fmt: skip
+        one = score.trial(write(test), fault, stages)
+        assert one["kind"] == kind, (fault, one)
+    alive = {"stage": "flash", "direction": "forward", "stands_for": "a missing barrier", "killed": False}
+    faults = [alive | {"needs": score.NEEDS[needs]} for needs in ("strict", "bill", "whole")]
+    out = "\n".join(map(report.to_text, score.page("mine.py", ["flash"], faults, 1, False, "easy")))
+    said = " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    for line in shown.splitlines():
+        assert line in out
+    assert "strict mode, on several tiles" in said and "N_k larger than Bc" in said
 
 
 def test_the_choice_of_faults():
