@@ -27,7 +27,7 @@ def add_command(command):
     sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=f"{', '.join(STAGES)} (default: any)")
     what = "which fault: another number, another fault (default: %(default)s)"
     sub.add_argument("--seed", type=whole(0), default=1, metavar="S", help=what)
-    what = "easy: what lessons 00 to 05 teach; hard: masks, dropout, both passes, the whole file (default: easy)"
+    what = "easy: what lessons 00 to 05 teach; hard: to 09, masks, dropout, both passes, the whole file (default: easy)"
     sub.add_argument("--level", choices=LEVELS, default="easy", help=what)
     sub.add_argument("--line", type=whole(1), metavar="N", help="your answer, where there is no terminal to type it")
     sub.add_argument("--solution", action="store_true", help="show the fault")
