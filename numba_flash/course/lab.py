@@ -19,6 +19,7 @@ from .symptoms import INPUTS, TILES, Right, examine, inputs_of, installed, plant
 LEVELS = "easy", "hard"
 SIDE = 8  # of the tiles that the pictures show
 SHOWN = 30  # lines of source, at least
+ASKED = "Which line? (?: a hint   Ctrl-D: leave)"
 
 
 def add_command(command):
@@ -161,7 +162,7 @@ def ask(case, say):
     tries, hints = [], 0
     while True:
         try:
-            answer = input(" Which line? (? for a hint) ").strip()
+            answer = input(f" {ASKED} ").strip()
         except EOFError:
             print()
             return tries, False
@@ -172,6 +173,7 @@ def ask(case, say):
             hints += 1
             continue
         if not answer:
+            say(report.prose("Type the number of a line, or ? for a hint; Ctrl-D leaves."))
             continue
         try:
             line = int(answer)
@@ -406,11 +408,11 @@ def nudge(case, number):
     first, last = case.planted.lines[0], case.planted.lines[-1]
     if number == 0:
         return hint(case)
-    name = next(name for name, begin, end in case.functions if begin <= first <= end)
+    name, begin, end = next(one for one in case.functions if one[1] <= first <= one[2])
     if number == 1 and case.level == "hard":
         return f"The fault is in {name}."
     below, above = random.Random(case.seed).sample(range(2, 8), 2)
-    low, high = first - below, last + above
+    low, high = max(first - below, begin), min(last + above, end)
     return f"The fault is in {name}, between the lines {low} and {high}. (? shows it.)"
 
 

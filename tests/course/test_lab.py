@@ -280,6 +280,16 @@ def test_what_gives_a_race_away():
             assert score.needs(one.fault).startswith("strict mode")
 
 
+def test_a_hint_names_lines_of_one_function():
+    """Not the lines of its neighbours, nor such as the listing does not have."""
+    for seed in range(len(lab.pool(level="hard"))):
+        case = lab.Case(seed, level="hard")
+        name, low, high = re.search(r"in (\w+), between the lines (\d+) and (\d+)\.", lab.nudge(case, 2)).groups()
+        first, last = next((first, last) for one, first, last in case.functions if one == name)
+        lines = [line for line in case.planted.lines if first <= line <= last]  # a fault may be in two functions
+        assert first <= int(low) <= lines[0] <= lines[-1] <= int(high) <= last
+
+
 @pytest.mark.course
 def test_the_result_as_json(run, tmp_path):
     name = "tiled: K not through its tile"
@@ -321,7 +331,7 @@ def test_on_a_terminal(answers):
     command = [sys.executable, "-m", "numba_flash", "lab", "--stage", "naive", "--seed", str(seed)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT, close_fds=True)
     os.close(slave)
-    os.write(master, f"abc\n1\n{answers(line)}\n".encode())
+    os.write(master, f"\nabc\n1\n{answers(line)}\n".encode())
     out = b""
     while True:
         try:
@@ -334,6 +344,7 @@ def test_on_a_terminal(answers):
     assert process.wait(60) == 0
     os.close(master)
     out = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.decode()).split())
+    assert "or ? for a hint; Ctrl-D leaves." in out
     assert "'abc' is no line number" in out
     assert "line=1 is not in the listing" in out
     assert "out is right, and lse is not" in out
