@@ -325,7 +325,7 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     elif ratio:
         yield f"All are {ratio:.4g} times what they should be."
     elif likely:
-        yield f"Likely: {likely}"
+        yield f"{'To find it' if likely == exercise.faults.get('wrong') else 'Likely'}: {likely}"
 
 
 def place(exercise, at, sizes):
