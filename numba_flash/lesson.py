@@ -379,7 +379,9 @@ class Lesson:
         said = f"{type(error).__name__}: {said.replace(error.file, file)}."
         self.text("The engine stops it, as intended here, and says:")
         self.text("\n".join(f"    {line}" for line in textwrap.wrap(said, self.screen.width - 6)))
-        self.show(f"     line {error.line}:  {linecache.getline(error.file, error.line).strip()}", "")
+        line = f"     line {error.line}:  "
+        code = linecache.getline(error.file, error.line).strip()
+        self.show(line + report.cut(code, self.screen.width - len(line) - 1), "")
 
     def tries(self, flags):
         """Print commands to try: `flags` maps the flags of a run to what it will show. Flags in use stay in use."""

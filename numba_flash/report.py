@@ -176,12 +176,31 @@ def prose(text):
     def draw(width, clean):
         for paragraph in re.split(r"\n\s*\n", clean(textwrap.dedent(text).strip("\n"))):
             for run in re.findall(r"(?:^[ \t]+\S.*\n?)+|(?:^\S.*\n?)+", paragraph, flags=re.MULTILINE):
-                lines = run.splitlines() if run[0].isspace() else textwrap.wrap(" ".join(run.split()), width - 2)
-                for line in lines:
+                for line in (
+                    hanging(run.splitlines(), width - 2)
+                    if run[0].isspace()
+                    else textwrap.wrap(" ".join(run.split()), width - 2)
+                ):
                     yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
             yield []
 
     return Drawing(draw)
+
+
+def hanging(lines, width):
+    """Lines as they are, but what is too long for `width` goes on further to the right than it began."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        yield from [line] if len(line) <= width else wrapped(line, width, subsequent_indent=indent)
+
+
+def cut(line, room):
+    """A line of source for `room` columns: its comment is whole or absent, and code that is too long ends in "..."."""
+    if len(line) > room:
+        line = re.sub(r"(?<=\S)\s+#", "  #", line)
+    if len(line) > room:
+        line = re.sub(r"(?<=\S)\s+#.*", "", line)
+    return line if len(line) <= room else line[: room - 3].rstrip() + "..."
 
 
 def table(header, rows):

@@ -415,3 +415,24 @@ def test_progress_of_short_work_shows_nothing(monkeypatch):
     assert terminal.getvalue() == ""
     with report.progress("again", after=0):
         assert wait_for(lambda: "again" in terminal.getvalue())
+
+
+@pytest.mark.parametrize(
+    "line, room, cut",
+    [
+        ("i = 1        # one", 18, "i = 1        # one"),
+        ("i = 1        # one", 17, "i = 1  # one"),
+        ("i = 1        # Alg. 1, l. 12", 19, "i = 1"),
+        ("    total = first + second  # sum", 20, "    total = first..."),
+        ("    # a comment alone", 14, "    # a com..."),
+        ("    # a comment alone", 99, "    # a comment alone"),
+    ],
+)
+def test_a_line_that_is_cut_has_its_comment_whole_or_none(line, room, cut):
+    assert report.cut(line, room) == cut and len(cut) <= room
+
+
+def test_an_indented_line_that_is_too_long_goes_on_under_its_own_beginning():
+    lines = report.to_text(report.prose("So:\n\n    65  x = " + "word " * 20 + "\n\nAnd on.")).splitlines()
+    assert [len(line) - len(line.lstrip()) for line in lines] == [1, 0, 5, 9, 0, 1]
+    assert " ".join(" ".join(lines[2:4]).split()) == "65 x = " + "word " * 19 + "word" and max(map(len, lines)) <= 80

@@ -260,7 +260,7 @@ def quoted(case, error):
     said = f"{type(error).__name__}: {said}"
     yield from (f"     {line}" for line in textwrap.wrap(said, report.WIDTH - 6))
     if line := getattr(error, "line", None):
-        yield f"     line {line}:  {linecache.getline(error.file, line).strip()}"
+        yield f"     line {line}:  {report.cut(linecache.getline(error.file, line).strip(), report.WIDTH - 20)}"
     yield ""
 
 

@@ -191,7 +191,11 @@ WRONG = {
             "        for t",
             "strict: RaceDetected|a barrier is missing|  acc += Q_i[ty, t] * K_j[tx, t]",
         ),
-        (TILES_DONE, "        # --- end", "strict: RaceDetected|a barrier is missing"),
+        (
+            TILES_DONE,
+            "        # --- end",
+            "strict: RaceDetected|a barrier is missing|T):  # walk along d, one tile at a time\n",
+        ),
         ("* K_j[tx, t]", "* K_j[ty, t]", "correct: yours is tx"),
         ("* K_j[tx, t]", "* K_j[t, tx]", "correct: Likely: K_j is used across"),
         ("cuda.blockIdx.x * T + ty, t0", "col, t0", "correct: row ty of the tile belongs to key"),
