@@ -176,11 +176,9 @@ def prose(text):
     def draw(width, clean):
         for paragraph in re.split(r"\n\s*\n", clean(textwrap.dedent(text).strip("\n"))):
             for run in re.findall(r"(?:^[ \t]+\S.*\n?)+|(?:^\S.*\n?)+", paragraph, flags=re.MULTILINE):
-                for line in (
-                    hanging(run.splitlines(), width - 2)
-                    if run[0].isspace()
-                    else textwrap.wrap(" ".join(run.split()), width - 2)
-                ):
+                indented = run[0].isspace()
+                flowing = " ".join(run.split())
+                for line in hanging(run.splitlines(), width - 2) if indented else textwrap.wrap(flowing, width - 2):
                     yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
             yield []
 
@@ -513,20 +511,20 @@ class Tiles:
             raise ValueError(f"lit={outside[0]} is outside the {self.rows} x {self.columns} tiles of {self.name}")
 
 
-def tile_map(*tiles):
-    """The matrices `tiles` as grids of cells, lit or not, three side by side on 80 columns, captions below.
+def tile_map(*tiles, beside=3):
+    """The matrices `tiles` as grids of cells, lit or not, `beside` of them side by side, captions below.
 
     A matrix of more tiles than there is room for is drawn coarser: a cell is lit where one of its tiles is, and the
     caption says how many tiles a cell holds.
     """
 
     def draw(width, clean):
-        beside = min(len(tiles), 3)
-        room = max((width - 1 - 3 * (beside - 1)) // max(beside, 1), 12)
+        columns = min(len(tiles), beside)
+        room = max((width - 1 - 3 * (columns - 1)) // max(columns, 1), 10)
         lit, unlit = ("#", ".") if clean is to_ascii else ("■", "·")
         grids = [_grid(matrix, lit, unlit, clean, room) for matrix in tiles]
-        for start in range(0, len(grids), 3):
-            for texts in zip_longest(*grids[start : start + 3], fillvalue=""):
+        for start in range(0, len(grids), beside):
+            for texts in zip_longest(*grids[start : start + beside], fillvalue=""):
                 line = "   ".join(f"{text:<{room}}" for text in texts).rstrip()
                 yield [" ", *((part, LIT if part == lit else "") for part in re.split(f"({lit})", line))]
 
