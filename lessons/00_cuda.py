@@ -70,7 +70,7 @@ does = [[b, t, b * B + t, f"Y[{b * B + t}] = factor * X[{b * B + t}]" if b * B +
 this.show(report.table(["block", "thread", "i", "what it does"], does), "")
 this.text(f"""
 32 threads of a block form a warp and run together. When neighbours in a warp read neighbouring addresses, one
-transaction of memory serves them. A later lesson measures that; the bill here counts requests.
+transaction of memory serves them. Lesson 12 measures that; the bill here counts requests.
 
 The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one is a
 store. This course counts them. A launch names the kernel, the number of blocks, the number of threads per block

@@ -38,8 +38,7 @@ there are as many, and g equals h. `mask`, its batch `b` and `allowed` are for m
 `allowed` is True for every pair, and no mask is read. `real` is the type of the numbers, float32. `acc` is in a
 register. N queries meet `N_k` keys, here as many.
 
-A comment such as "Alg. 0, l. 1" names the line of the paper's algorithm, here its first step. Where a comment stands
-above its line, it begins with the number of that line.
+A comment such as "Alg. 0, l. 1" names the line of the paper's algorithm, here its first step.
 """)
 this.source(scores)
 this.text(f"""

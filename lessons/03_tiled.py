@@ -41,6 +41,9 @@ one tile of S, one element per thread. For that it needs T rows of Q and T rows 
 it walks along d, T columns at a time, and in each step the block loads one tile of Q and one of K into shared
 memory, one element of each per thread. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge,
 and loads nothing there. (numba_flash/stages/tiled.py)
+
+A comment with a number before a colon, such as "{lesson.line_of(scores, "real(-math.inf)")}: Alg. 0, l. 1", is that of
+the line with this number, beside which it has no room. A comment alone in its line is about the next one.
 """)
 this.source(scores)
 this.text("""
@@ -60,7 +63,7 @@ thread is in row tx. Hence `Q_i[ty, t] * K_j[tx, t]`. For T = 4, this is thread 
     w  it writes this one: query in row 2, key in column 1
 
 Shared memory has 32 banks, and a bank serves one address at a time. The comment about banks marks where threads of
-a warp (lesson 00) may have to wait for each other; the bill does not see that, and a later lesson measures it.
+a warp (lesson 00) may have to wait for each other; the bill does not see that, and lesson 12 measures it.
 
 The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
 threads. The product O = PV is computed in the same way, and softmax is the naive one.
@@ -170,7 +173,7 @@ this.text(f"""
 A block has T² threads, and two tiles of T² elements of 4 bytes take 2·T²·4 bytes of shared memory. A block may
 have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes. Beyond T = {threads} the threads are too many; beyond
 T = {memory} the bytes are, too, and the error message names those. So T = {threads} is the end, because of the
-threads. A thread that computes more than one element lifts that limit (a later stage).
+threads. A thread that computes more than one element lifts that limit (lesson 12).
 
 A tile may be wider than what it covers. From T = d on, P is loaded once, and a larger T saves nothing more on it;
 the columns of Q_i and K_j past d hold zeros. From T = N on, Q, K and V are loaded once, too.

@@ -75,7 +75,8 @@ D has a second form, which is the key to this lesson. Put dP_j = ∑_t dO_t·V_j
 
     D = ∑_j P_j·∑_t dO_t·V_jt = ∑_t dO_t·∑_j P_j·V_jt = ∑_t dO_t·O_t
 
-So D_i comes from row i of dO and row i of O, d products. It needs no row of P.
+So D_i comes from row i of dO and row i of O, d products. It needs no row of P. For all rows at once this is written
+D = rowsum(dO ∘ O): ∘ is the product element by element, and rowsum the sum of each row.
 """)
 
 # %% A test of the formulas.
@@ -131,12 +132,10 @@ this.show(report.table(["line", "what it says"], [
     ["24", "store dK_j, dV_j"],
 ]), "")
 this.text(f"""
-(rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, lessons 08
-and 09: here every pair is allowed, and z, from `keep`, is 1. `weight` is the guarded exp of lesson 04.) In our kernel
-a thread has one of the Bc = {flash_Bc} keys of a tile,
-c, and rows of its own of dK_j and dV_j.
-The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
-before these lines:
+(12, 14, 15 and 18 are masks and dropout, lessons 08 and 09: here every pair is allowed, and z, from `keep`, is 1.
+`weight` is the guarded exp of lesson 04.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and
+rows of its own of dK_j and dV_j. The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another.
+D_i has been computed before these lines:
 """)
 kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first(), none.keep(float32))
 this.source(kernel, "if j + c", "nobody still reads")
@@ -240,8 +239,9 @@ for stage in nf.STAGES:
     rows.append([stage, *parts, f"{parts[2] / ideal['both'].elements:.2f}", work])
     traffic |= {stage: parts[2]} if stage != "naive" else {}
 this.text("""
-Elements of the forward pass, of the rest and of both, counted, and FLOPs. (So the standard stages have P here. From O
-and L alone they would have to form it again.)
+Here a backward pass comes right after its forward pass. The columns are the elements that each of the two moves, and
+both, counted; / ideal is both in Algorithms 0 and 3; FLOPs are those of both. (naive and tiled find in HBM the P that
+their forward pass has stored. If O and L alone had been kept, they would have to form it first.)
 """)
 this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
 this.show(report.bars(traffic), "")
@@ -280,16 +280,19 @@ this.ask("",
         "Which N × N matrix does Algorithm 3 read that the forward pass has made? How many such matrices are there?",
         [(P, "Those are elements. Each has 2 bytes."), (4 * P, "That is with 4 bytes per element."),
          (2 * P // x.b, "That is for one text of the batch."),
-         (2 * O_L, "That is flash2, which keeps L, one number per row. naive keeps P.")]),
+         *((size * O_L, "That is flash2, which keeps L, one number per row. naive keeps P.") for size in (2, 4))]),
 )  # fmt: skip
 rows = []
 for stage in nf.STAGES:
     has = kept(stage, n=N, heads=H)
     large = kept(stage, n=65_536, heads=8, batch=16)
-    rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])
+    size = sum(elements * (4 if tensor in ("l", "m", "L") else 2) for tensor, elements in large.items())
+    rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(size)])
 this.text("""
-Beside Q, K and V; and O, which Algorithm 3 does not need, since it gets D from P and dP. The last column is for batch
-16 and 8 heads of N = 65,536, with 2 bytes per element (the paper's Table 21 ends there; its A100 has 40 GB):
+All stages keep Q, K and V as well, and flash and flash2 also keep O. (Algorithm 3 does not need O: it gets D from P and
+dP.) What else they keep is in the table. Its last column is for batch 16 and 8 heads of N = 65,536 (the paper's
+Table 21 ends there; its A100 has 40 GB). There elements have 2 bytes, but those of l, m and L have 4: in half precision
+too these stay float32. L stands in an exponent, where its rounding error becomes a relative error of P.
 """)
 this.show(report.table(["stage", "keeps", "elements", "at N = 65,536"], rows), "")
 this.text("""
@@ -366,7 +369,7 @@ many elements of dS move:
     more, spared = ..., ["Q", ...]
     more - sum(bill.kernels["backward_dQ"][x].loads for x in spared)
 
-The bill of one head would change by {change:+,} elements: that should come out. As many products are left as with the
-atomics of part 10.
+That is the change of one head's bill; with the right tensors its last digits are {abs(change) % 1000:03}. As many
+products are left as with the atomics of part 10.
 """)
 this.end()

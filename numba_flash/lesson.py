@@ -465,8 +465,10 @@ class Lesson:
     def end(self):
         """Name the exercises, and write what --json and --svg asked for."""
         names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == self.run["lesson"]]
+        one = len(names) == 1
+        what, them, of_one = ("Exercise", "it", "its hole") if one else ("Exercises", "them", "the hole of one")
         self.text(f"""
-        Exercises: {", ".join(names)}. Copy them, fill the hole of one, and have it judged:
+        {what}: {", ".join(names)}. Copy {them}, fill {of_one}, and have it judged:
 
             python -m numba_flash check --copy work
             python -m numba_flash check work/{names[0]}.py

@@ -178,7 +178,7 @@ def prose(text):
             for run in re.findall(r"(?:^[ \t]+\S.*\n?)+|(?:^\S.*\n?)+", paragraph, flags=re.MULTILINE):
                 indented = run[0].isspace()
                 flowing = " ".join(run.split())
-                for line in hanging(run.splitlines(), width - 2) if indented else textwrap.wrap(flowing, width - 2):
+                for line in hanging(run.splitlines(), width - 1) if indented else textwrap.wrap(flowing, width - 2):
                     yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
             yield []
 

@@ -436,3 +436,5 @@ def test_an_indented_line_that_is_too_long_goes_on_under_its_own_beginning():
     lines = report.to_text(report.prose("So:\n\n    65  x = " + "word " * 20 + "\n\nAnd on.")).splitlines()
     assert [len(line) - len(line.lstrip()) for line in lines] == [1, 0, 5, 9, 0, 1]
     assert " ".join(" ".join(lines[2:4]).split()) == "65 x = " + "word " * 19 + "word" and max(map(len, lines)) <= 80
+    as_wide = "    " + "x " * 37 + "x"
+    assert report.to_text(report.prose(as_wide + "\n\nAnd on.")).splitlines()[0] == f" {as_wide.strip()}"

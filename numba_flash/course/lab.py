@@ -216,7 +216,7 @@ def page(case):
 def against_float64(case):
     yield results(case.symptoms)
     yield ""
-    what = "out is O, and lse is L, the logarithm of each row's sum (lesson 05)."
+    what = "out is O. lse is what lesson 05 calls L: m + log l, the logarithm of each row's sum of exp(S)."
     if case.mutant.direction in ("backward", "atomic"):
         what = "dq, dk and dv are the gradients (lesson 07)."
     yield report.prose(f"{what} What is not marked WRONG is as exact as rounding allows.")
@@ -322,6 +322,9 @@ def listing(case):
         text = textwrap.dedent("\n".join(source[first - 1 : last])).splitlines()
         yield from report.source_lines(list(map(clean, text)), first, report.console().width)
         yield ""
+    shown = "\n".join("\n".join(source[first - 1 : last]) for _, first, last in case.functions)
+    if named := [word for word in ("uncoalesced", "bank conflicts") if word in shown]:
+        yield report.prose(f"What is called {' or '.join(named)} costs time, and changes no result: lesson 12.")
 
 
 def how_to_answer(case):

@@ -259,6 +259,14 @@ def test_a_case_without_a_terminal(run):
         assert "any comparison" not in text
 
 
+def test_words_of_lesson_12_are_not_left_alone():
+    """In the easy level, which comes after lesson 05."""
+    for seed in range(len(lab.pool(level="easy"))):
+        text = " ".join(" ".join(map(report.to_text, lab.listing(lab.Case(seed)))).split())
+        words = [word for word in ("uncoalesced", "bank conflicts") if word in text]
+        assert not words or f"What is called {' or '.join(words)} costs time, and changes no result: lesson 12." in text
+
+
 def test_what_gives_a_race_away():
     """Not the results; racecheck where it is in shared memory; and a test needs strict mode."""
 
