@@ -245,7 +245,7 @@ def bill_table(
     explained += ATOMICS * any(bill.atomics for bill in bills.values())
 
     def draw(width, clean):
-        for gap, stacked, brief in ((2, False, False), (1, False, False), (1, False, True), (1, True, True)):
+        for gap, stacked, brief in ((2, False, 0), (2, False, 1), (1, False, 0), (1, False, 2), (1, True, 2)):
             lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0, ideal))
             if max(sum(len(text) for text, _ in line) for line in lines) <= width:
                 break
@@ -302,15 +302,17 @@ def _bill_rows(bills, previous):
 
 
 def _bill_lines(rows, heads, gap, stacked, brief, algorithm0, name):
-    """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: short heads, rounded diffs."""
+    """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: 1 short heads, 2 also rounded
+    differences and one note per line.
+    """
     *body, total = rows
     kernel, tensor, kind = (max((len(row[part]) for row in body), default=0) for part in range(3))
     ideal = name if stacked else f"{name}, ideal"
     first = 2 if stacked else kernel + 2
     left = max(first + tensor + 2 + kind, len(ideal) if algorithm0 is not None else len("total"))
     columns = [heads, *(row.cells for row in rows)]
-    if brief:
-        columns = [[_brief(cell) for cell in cells] for cells in columns]
+    short = (0, 1, len(columns))[brief]
+    columns[:short] = [[*map(_brief, cells)] for cells in columns[:short]]
     sizes = [max(map(len, column)) for column in zip(*columns, strict=True)]
     space = " " * gap
 
@@ -318,7 +320,7 @@ def _bill_lines(rows, heads, gap, stacked, brief, algorithm0, name):
         return "".join(f"{space}{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
 
     def notes(row):
-        return "".join(space + note for note in (row.notes[-1:] if brief else row.notes))
+        return "".join(space + note for note in (row.notes[-1:] if brief > 1 else row.notes))
 
     yield [(" " * (left + 1) + figures(columns[0]), "bold")]
     above = ("", "")

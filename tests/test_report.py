@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 import time
 
@@ -437,4 +438,14 @@ def test_an_indented_line_that_is_too_long_goes_on_under_its_own_beginning():
     assert [len(line) - len(line.lstrip()) for line in lines] == [1, 0, 5, 9, 0, 1]
     assert " ".join(" ".join(lines[2:4]).split()) == "65 x = " + "word " * 19 + "word" and max(map(len, lines)) <= 80
     as_wide = "    " + "x " * 37 + "x"
-    assert report.to_text(report.prose(as_wide + "\n\nAnd on.")).splitlines()[0] == f" {as_wide.strip()}"
+    assert report.to_text(report.prose(as_wide + "\n\nAnd on.")).splitlines()[0] == f" {as_wide}"
+
+
+def test_the_columns_of_a_bill_are_two_apart_where_short_heads_make_room():
+    bill = predict("flash", n=1024, d=64)
+    lines = report.to_text(
+        report.bill_table(bill, predicted=bill, previous=("online_softmax", predict("online_softmax", n=1024, d=64)))
+    ).splitlines()
+    assert re.fullmatch(r" +predicted {2,}counted  diff  / before", lines[1])
+    rows = [line for line in lines[2:] if re.search(r" (loads|stores) ", line)]
+    assert len(rows) == 12 and all(re.search(r"s  +[\d,]+  +[\d,]+  +0  +\S+$", row) for row in rows)
