@@ -239,9 +239,10 @@ for stage in nf.STAGES:
     rows.append([stage, *parts, f"{parts[2] / ideal['both'].elements:.2f}", work])
     traffic |= {stage: parts[2]} if stage != "naive" else {}
 this.text("""
-Here a backward pass comes right after its forward pass. The columns are the elements that each of the two moves, and
-both, counted; / ideal is both in Algorithms 0 and 3; FLOPs are those of both. (naive and tiled find in HBM the P that
-their forward pass has stored. If O and L alone had been kept, they would have to form it first.)
+Here a backward pass comes right after its forward pass. Counted are the elements that each of the two moves, and
+their sum; `/ ideal` is the sum divided by that of Algorithms 0 and 3; the FLOPs are those of both passes. (naive and
+tiled find in HBM the P that their forward pass has stored. If O and L alone had been kept, they would have to form it
+first.)
 """)
 this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
 this.show(report.bars(traffic), "")
@@ -369,7 +370,8 @@ many elements of dS move:
     more, spared = ..., ["Q", ...]
     more - sum(bill.kernels["backward_dQ"][x].loads for x in spared)
 
-That is the change of one head's bill; with the right tensors its last digits are {abs(change) % 1000:03}. As many
+That is the change of one head's bill; with the right tensors its last three digits are
+{abs(change) % 1000:03}. As many
 products are left as with the atomics of part 10.
 """)
 this.end()

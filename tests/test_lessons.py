@@ -4,6 +4,7 @@ import html
 import json
 import math
 import os
+import random
 import re
 import select
 import shlex
@@ -24,6 +25,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 from numba_flash import dropout, lesson, report
+from numba_flash.course.exam_questions import numbers
 from numba_flash.course.exercises import EXERCISES
 from numba_flash.hbm.ledger import Bill
 
@@ -180,6 +182,16 @@ def test_what_comes_later_is_named():
         assert not re.search(r"\b[Aa] later (stage|lesson (measures|mends))", " ".join(short(name)[1].split())), name
 
 
+def test_what_flash2_keeps_has_four_bytes_as_in_the_exam():
+    table = short("07_backward.py")[1].split("What is kept between the passes")[1]
+    flash2 = re.search(r"^ flash2 +L +[\d,]+ +(.+)$", table, re.MULTILINE)[1]
+    question = numbers.kept_between(random.Random(1))
+    facts, flash2_keeps = question["facts"], question["parts"][1]
+    assert flash2 == report.in_bytes(4 * 65_536 * 8 * 16)
+    assert "those of L 4 (float32)" in question["text"]
+    assert flash2_keeps.expected == 4 * facts["n"] * facts["heads"] * facts["batch"]
+
+
 def test_signs_are_explained_where_they_come_first():
     """rowsum and the product element by element, before the exercise on them: "The derivation" in lesson 07."""
     out = " ".join(short("07_backward.py")[1].split())
@@ -217,7 +229,7 @@ def test_what_the_check_of_lesson_07_comes_to(flags):
     assert f'direction="backward"{", blocks=(16, 8)" if flags else ""})' in out
     bill = nf.predict("flash2", n=64, d=16, direction="backward", blocks=blocks).kernels["backward_dQ"]
     change = 2 * 64**2 - sum(bill[tensor].loads for tensor in ("Q", "dO", "V", "L", "D"))
-    assert f"last digits are {abs(change) % 1000:03}." in out and f"{abs(change):,}" not in out
+    assert f"last three digits are {abs(change) % 1000:03}." in out and f"{abs(change):,}" not in out
 
 
 @pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])
