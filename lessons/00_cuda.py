@@ -71,7 +71,7 @@ this.show(report.table(["block", "thread", "i", "what it does"], does), "")
 this.text(f"""
 32 threads of a block form a warp and run together. Memory comes by sectors of 32 bytes, 8 elements in float32. When 32
 neighbours in a warp read 32 neighbouring elements, that is one request of 4 sectors; when each reads an element far
-from the others, it is 32 sectors. The bill counts neither: it counts the elements that the threads ask for.
+from the others, it is 32 sectors. Lesson 12 counts sectors; the bill here counts the elements that threads ask for.
 
 The arrays X and Y are in the memory of the GPU. To read an element from there is a load, to write one is a
 store. This course counts them. A launch names the kernel, the number of blocks, the number of threads per block
@@ -84,13 +84,13 @@ threads = -(-at.N // at.B) * at.B
 this.ask("How many elements of X does this launch load, and how many of Y does it store? And with other sizes?",
     Question("threads", at, "how many threads does a launch of `scale` start, idle ones included?",
         threads, "B threads in each of ⌈N/B⌉ blocks.", "A block is started whole, and so is the last one.",
-        {at.N: "That is how many have an element. The last block is started whole, too.",
-         threads // at.B: "Those are the blocks. Each has B threads.",
-         threads - at.B: "With so few blocks the last elements have no thread: round N/B up."}),
+        [(at.N, "That is how many have an element. The last block is started whole, too."),
+         (threads // at.B, "Those are the blocks. Each has B threads."),
+         (threads - at.B, "With so few blocks the last elements have no thread: round N/B up.")]),
     Question("scale", at, "how many elements does it load and store together?",
         2 * at.N, "N loads of X and N stores of Y.", "Which threads get past the guard, and what does each of them do?",
-        {2 * threads: "Idle threads load and store nothing: the guard stops them.",
-         at.N: "Those are the loads alone. Each is followed by a store."}),
+        [(2 * threads, "Idle threads load and store nothing: the guard stops them."),
+         (at.N, "Those are the loads alone. Each is followed by a store.")]),
 )  # fmt: skip
 this.text(f"""
 Of all threads, N get past the guard. Each of those loads one element of X and stores one of Y: N loads and N
@@ -174,8 +174,8 @@ this.ask("How many elements of X does this launch load, and how many of Y does i
     Question("row_sum", at, "how many elements does `row_sum` load and store together?",
         at.H * at.N * (at.d + 1), "Each of H·N threads loads d elements and stores one.",
         "What does one thread load and store? How many threads get past the guard?",
-        {at.H * at.N * at.d: "Those are the loads alone. Each thread stores its sum, too.",
-         at.H * at.N * at.d * 2: "A thread stores one sum for d loads."}),
+        [(at.H * at.N * at.d, "Those are the loads alone. Each thread stores its sum, too."),
+         (at.H * at.N * at.d * 2, "A thread stores one sum for d loads.")]),
 )  # fmt: skip
 this.text(f"""
 A thread loads the d numbers of its row and stores one. For all rows of all heads that is {H} × {N:,} × {d} =
@@ -215,9 +215,9 @@ at = this.draw(N=range(300, 960, 20))
 this.ask("",
     Question("smooth", at, "how many elements of X does `smooth` load?",
         3 * at.N - 2, "3N - 2.", "What does a thread in the middle load? And the first thread, and the last?",
-        {3 * at.N: "At each end a neighbour is missing, and `load_or_zero` loads nothing for it.",
-         3 * at.N - 1: "There are two ends.",
-         at.N: "So many there are, but each is loaded by more than one thread."}),
+        [(3 * at.N, "At each end a neighbour is missing, and `load_or_zero` loads nothing for it."),
+         (3 * at.N - 1, "There are two ends."),
+         (at.N, "So many there are, but each is loaded by more than one thread.")]),
 )  # fmt: skip
 this.text(f"""
 Three loads for each of N threads, less one at each end: 3N - 2 = {3 * N - 2:,}. An element away from the ends is
@@ -269,11 +269,11 @@ this.ask("",
     Question("smooth_shared", at, "how many elements of X does `smooth_shared` load?",
         at.N + 2 * (across - 1), "N + 2·(⌈N/B⌉ - 1).",
         "Think of one block first: its own part of X, and the neighbour at each end. Then of the ends of X.",
-        {at.N: "A block also needs the neighbour at each of its ends, which belongs to another block.",
-         at.N + 2 * across: "The first block has no neighbour on the left, the last none on the right.",
-         at.N + across - 1: "At a border each of the two blocks loads an element of the other: that is two loads.",
-         across * (at.B + 2): "Past the end of X nothing is loaded, neither for idle threads nor for a neighbour.",
-         3 * at.N - 2: "That is `smooth`. Here a block reads its neighbours from the tile."}),
+        [(at.N, "A block also needs the neighbour at each of its ends, which belongs to another block."),
+         (at.N + 2 * across, "The first block has no neighbour on the left, the last none on the right."),
+         (at.N + across - 1, "At a border each of the two blocks loads an element of the other: that is two loads."),
+         (across * (at.B + 2), "Past the end of X nothing is loaded, neither for idle threads nor for a neighbour."),
+         (3 * at.N - 2, "That is `smooth`. Here a block reads its neighbours from the tile.")]),
 )  # fmt: skip
 this.text(f"""
 Each of N elements once, for the block it belongs to. At a border between two blocks each of the two loads one

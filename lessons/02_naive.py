@@ -38,8 +38,7 @@ there are as many, and g equals h. `mask`, its batch `b` and `allowed` are for m
 `allowed` is True for every pair, and no mask is read. `real` is the type of the numbers, float32. `acc` is in a
 register. N queries meet `N_k` keys, here as many.
 
-A comment such as "Alg. 0, l. 1" names the line of the paper's algorithm, here its first step. Where a comment stands
-above its line, it begins with the number of that line.
+A comment such as "Alg. 0, l. 1" names the line of the paper's algorithm, here its first step.
 """)
 this.source(scores)
 this.text(f"""
@@ -70,7 +69,7 @@ this.source(output)
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
-x = this.draw(N=range(60, 200, 10), d=(8, 12, 20, 24), H=range(2, 7))
+x = this.draw(N=range(60, 200, 10), d=(8, 12, 20, 24), H=(7, 11, 13))
 there = nf.predict("naive", n=x.N, d=x.d, heads=x.H)
 this.ask("""
 For one head: how many threads of each kernel get past its guard, and how many elements of each tensor does one
@@ -83,15 +82,15 @@ of them load or store? Write a formula in N and d for each of these:
     Question("Q loads", x, "how many elements of Q does `scores` load?",
         there["Q"].loads, "N² threads per head load d each: H·N²d.",
         "One thread computes one score. How long is the row of Q that it reads, and how many threads are there?",
-        {x.H * x.N * x.d: "So many there are. But each of N threads in a row of S reads the same row of Q for itself.",
-         x.H * x.N**2: "So many threads there are. How many elements of Q does one of them load?",
-         2 * x.H * x.N**2 * x.d: "That is Q and K together."}),
+        [(x.H * x.N * x.d, "So many there are. But each of N threads in a row of S reads that row of Q for itself."),
+         (x.H * x.N**2, "So many threads there are. How many elements of Q does one of them load?"),
+         (2 * x.H * x.N**2 * x.d, "That is Q and K together.")]),
     Question("S", x, "how many elements of S do the three kernels load and store together?",
         there["S"].elements, "Stored once, loaded three times: 4N² for each head.",
         "Which kernel stores S? Which one loads it, and how often does its loop pass over a row?",
-        {x.H * x.N**2: "That is one access each. S is stored by one kernel and loaded by another.",
-         2 * x.H * x.N**2: "Softmax passes over a row more than once.",
-         3 * x.H * x.N**2: "Those are the loads. They were stored, too."}),
+        [(x.H * x.N**2, "That is one access each. S is stored by one kernel and loaded by another."),
+         (2 * x.H * x.N**2, "Softmax passes over a row more than once."),
+         (3 * x.H * x.N**2, "Those are the loads. They were stored, too.")]),
 )  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "N² threads, d each", "N²d", N * N * d),

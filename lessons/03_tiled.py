@@ -41,6 +41,9 @@ one tile of S, one element per thread. For that it needs T rows of Q and T rows 
 it walks along d, T columns at a time, and in each step the block loads one tile of Q and one of K into shared
 memory, one element of each per thread. `load_or_zero` gives 0 outside the matrix, where a tile hangs over the edge,
 and loads nothing there. (numba_flash/stages/tiled.py)
+
+A comment with a number before a colon, such as "{lesson.line_of(scores, "real(-math.inf)")}: Alg. 0, l. 1", is that of
+the line with this number, beside which it has no room. A comment alone in its line is about the next one.
 """)
 this.source(scores)
 this.text("""
@@ -60,7 +63,7 @@ thread is in row tx. Hence `Q_i[ty, t] * K_j[tx, t]`. For T = 4, this is thread 
     w  it writes this one: query in row 2, key in column 1
 
 Shared memory has 32 banks, and a bank serves one address at a time. The comment about banks marks where threads of
-a warp (lesson 00) may have to wait for each other; the bill does not see that.
+a warp (lesson 00) may have to wait for each other; the bill does not see that, and lesson 12 measures it.
 
 The other elements that it uses were loaded by other threads, and each element that was loaded is used by T
 threads. The product O = PV is computed in the same way, and softmax is the naive one.
@@ -68,7 +71,7 @@ threads. The product O = PV is computed in the same way, and softmax is the naiv
 
 # %% The prediction, by hand.
 this.part("A prediction: the loads")
-x = this.draw(N=range(70, 200, 10), d=(12, 20, 28, 44), T=(8, 16), H=range(2, 7))
+x = this.draw(N=range(70, 200, 10), d=(20, 36, 44), T=(8, 16), H=(7, 11, 13))
 there, across = nf.predict("tiled", n=x.N, d=x.d, heads=x.H, blocks=x.T), tiles(x.d, x.T)
 this.ask("""
 Which lines of naive's bill change? Take an element of Q: how many blocks load it, and how often does each of
@@ -77,18 +80,18 @@ tiles along N, ⌈d/T⌉ along d.
 """,
     Question("Q loads", x, "how many elements of Q does `scores` load?",
         there["Q"].loads, "H·N·d·⌈N/T⌉.", "S has ⌈N/T⌉ columns of tiles. Which of their blocks need a given row of Q?",
-        {x.H * x.N**2 * x.d: "That is naive: once per column of S. Now it is once per column of tiles.",
-         x.H * x.N * x.d * (x.N // x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         Fraction(x.H * x.N**2 * x.d, x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         x.H * x.N * x.d * across: "⌈d/T⌉ is how many steps a block takes. How many blocks load the same row of Q?",
-         x.H * x.N * x.d: "So many there are. But every block of a row of the grid loads them."}),
+        [(x.H * x.N**2 * x.d, "That is naive: once per column of S. Now it is once per column of tiles."),
+         (x.H * x.N * x.d * (x.N // x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (Fraction(x.H * x.N**2 * x.d, x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (x.H * x.N * x.d * across, "⌈d/T⌉ is how many steps a block takes. How many blocks load the same row of Q?"),
+         (x.H * x.N * x.d, "So many there are. But every block of a row of the grid loads them.")]),
     Question("P loads", x, "how many elements of P does `output` load?",
         there["P"].loads, "H·N²·⌈d/T⌉.", "O has N rows and d columns. How many columns of tiles does that make?",
-        {x.H * x.N**2 * x.d: "That is naive: once per column of O. Now it is once per column of tiles.",
-         x.H * x.N**2: "That would be once. But each column of tiles of O needs all of P.",
-         x.H * x.N**2 * (x.d // x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         Fraction(x.H * x.N**2 * x.d, x.T): "The last tile hangs over the edge, and its block loads, too: round up.",
-         x.H * x.N**2 * tiles(x.N, x.T): "⌈N/T⌉ is along N. Which side of O runs along x in this product?"}),
+        [(x.H * x.N**2 * x.d, "That is naive: once per column of O. Now it is once per column of tiles."),
+         (x.H * x.N**2, "That would be once. But each column of tiles of O needs all of P."),
+         (x.H * x.N**2 * (x.d // x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (Fraction(x.H * x.N**2 * x.d, x.T), "The last tile hangs over the edge, and its block loads, too: round up."),
+         (x.H * x.N**2 * tiles(x.N, x.T), "⌈N/T⌉ is along N. Which side of O runs along x in this product?")]),
 )  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "once per column of tiles of S", "N·d·⌈N/T⌉", N * d * Tr),
@@ -170,7 +173,7 @@ this.text(f"""
 A block has T² threads, and two tiles of T² elements of 4 bytes take 2·T²·4 bytes of shared memory. A block may
 have up to {THREADS:,} threads and {STATIC_SHARED:,} bytes. Beyond T = {threads} the threads are too many; beyond
 T = {memory} the bytes are, too, and the error message names those. So T = {threads} is the end, because of the
-threads. A thread that computes more than one element lifts that limit (a later stage).
+threads. A thread that computes more than one element lifts that limit (lesson 12).
 
 A tile may be wider than what it covers. From T = d on, P is loaded once, and a larger T saves nothing more on it;
 the columns of Q_i and K_j past d hold zeros. From T = N on, Q, K and V are loaded once, too.

@@ -83,11 +83,11 @@ this.ask("",
         (m + t - s). What is l then, about? (exp may be typed.)""",
         l, f"l·exp(-t) + 1 + exp(-s): m rises to {top}, and all terms are counted from there.",
         "What is the new m? By which factor does the old l change, and which two terms are added?",
-        {x.l + 1 + np.exp(-x.s): "The old l was summed with the old m. It has to be rescaled.",
-         x.l * np.exp(x.t) + 1 + np.exp(-x.s): "The factor is exp(m - m_new), which is below 1 where m rises.",
-         x.l + np.exp(x.t) + np.exp(x.t - x.s): "That is l with the old m: right, but m has risen.",
-         x.l * np.exp(-x.t): "That is the old l in the new scale. The tile's own terms come on top.",
-         1 + np.exp(-x.s): "Those are the tile's own terms. The keys so far count, too."}, about=True),
+        [(x.l + 1 + np.exp(-x.s), "The old l was summed with the old m. It has to be rescaled."),
+         (x.l * np.exp(x.t) + 1 + np.exp(-x.s), "The factor is exp(m - m_new), which is below 1 where m rises."),
+         (x.l + np.exp(x.t) + np.exp(x.t - x.s), "That is l with the old m: right, but m has risen."),
+         (x.l * np.exp(-x.t), "That is the old l in the new scale. The tile's own terms come on top."),
+         (1 + np.exp(-x.s), "Those are the tile's own terms. The keys so far count, too.")], about=True),
 )  # fmt: skip
 
 # %% By hand.
@@ -262,7 +262,7 @@ this.source(online_softmax.make_output(T, float32, make_keep(float32, 0)), "P_ij
 
 # %% The prediction, by hand.
 this.part("A prediction: the bill")
-x = this.draw(N=range(70, 200, 10), d=(12, 20, 28, 44), T=(8, 16), H=range(2, 7))
+x = this.draw(N=range(70, 200, 10), d=(20, 36, 44), T=(8, 16), H=(7, 11, 13))
 there, across = nf.predict("online_softmax", n=x.N, d=x.d, heads=x.H, blocks=x.T), tiles(x.d, x.T)
 this.ask("""
 What changes against tiled's bill (lesson 03)? For one head: how often is each element of S loaded, in `statistics`
@@ -272,20 +272,20 @@ N, ⌈d/T⌉ along d; a block of `output` has T × T threads, and each of them r
     Question("S loads", x, "how many elements of S do the kernels load?",
         there["S"].loads, "N² by `statistics` and N²·⌈d/T⌉ by `output`, for each head.",
         "`statistics` passes over S once. And `output` needs a weight where tiled's product loaded P.",
-        {x.H * x.N**2 * (3 + across): "softmax passed over S three times. `statistics` passes once.",
-         x.H * x.N**2 * across: "That is `output`. `statistics` loads S, too.",
-         x.H * x.N**2 * 2: "`output` loads S once per column of tiles of O, and there are ⌈d/T⌉ of these.",
-         x.H * x.N**2 * (1 + x.d): "`output` shares its tiles: once per column of tiles of O, not per column."}),
+        [(x.H * x.N**2 * (3 + across), "softmax passed over S three times. `statistics` passes once."),
+         (x.H * x.N**2 * across, "That is `output`. `statistics` loads S, too."),
+         (x.H * x.N**2 * 2, "`output` loads S once per column of tiles of O, and there are ⌈d/T⌉ of these."),
+         (x.H * x.N**2 * (1 + x.d), "`output` shares its tiles: once per column of tiles of O, not per column.")]),
     Question("m loads", x, "how many elements of m does `output` load? It has whole blocks of T × T threads.",
         there["m"].loads, "T·⌈d/T⌉ threads have the same query, and each loads its m: H·N·T·⌈d/T⌉.",
         "How many threads of `output` have the same query? Each loads m for itself.",
-        {2 * x.H * x.N: "So many m and l there are. The question is for m, and each thread loads it for itself.",
-         2 * x.H * x.N * across: "That is m and l, once per block. The question is for m, and each thread loads it.",
-         2 * x.H * x.N * x.d: "That is m and l. The question is for m; and threads past column d load it, too.",
-         x.H * x.N: "So many there are. But each thread of `output` loads the m of its query for itself.",
-         x.H * x.N * across: "That is once per block. But each of T threads of a row loads it for itself.",
-         x.H * x.N * x.d: "Threads past column d load it, too: a tile hangs over the edge.",
-         2 * there["m"].loads: "That is m and l together."}),
+        [(2 * x.H * x.N, "So many m and l there are. The question is for m, and each thread loads it for itself."),
+         (2 * x.H * x.N * across, "That is m and l, once per block. The question is for m, and each thread loads it."),
+         (2 * x.H * x.N * x.d, "That is m and l. The question is for m; and threads past column d load it, too."),
+         (x.H * x.N, "So many there are. But each thread of `output` loads the m of its query for itself."),
+         (x.H * x.N * across, "That is once per block. But each of T threads of a row loads it for itself."),
+         (x.H * x.N * x.d, "Threads past column d load it, too: a tile hangs over the edge."),
+         (2 * there["m"].loads, "That is m and l together.")]),
 )  # fmt: skip
 by_hand = [
     ("scores", "Q loads", "as before", "N·d·⌈N/T⌉", N * d * Tr),

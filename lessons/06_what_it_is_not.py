@@ -52,10 +52,10 @@ elements does flash2 move, with Tr tiles of queries (lesson 05)?
     Question("flash2", x, "how many elements does flash2 move, with tiles of Br queries?",
         there.elements, "(2 + 2Tr)·Nd + N per head, with Tr = ⌈N/Br⌉.",
         "Q, O and L once; K and V once per tile of queries.",
-        {x.H * (2 + 2 * passes) * x.N * x.d: "L has N elements per head, too.",
-         x.H * (4 * x.N * x.d + x.N): "K and V are loaded once per tile of queries.",
-         x.H * ((2 + 2 * passes) * x.N * x.d + 2 * x.N): "m and l never leave their thread. L does: one per row.",
-         x.H * ((2 + passes) * x.N * x.d + x.N): "Both K and V are loaded once per tile of queries."}),
+        [(x.H * (2 + 2 * passes) * x.N * x.d, "L has N elements per head, too."),
+         (x.H * (4 * x.N * x.d + x.N), "K and V are loaded once per tile of queries."),
+         (x.H * ((2 + 2 * passes) * x.N * x.d + 2 * x.N), "m and l never leave their thread. L does: one per row."),
+         (x.H * ((2 + passes) * x.N * x.d + x.N), "Both K and V are loaded once per tile of queries.")]),
 )  # fmt: skip
 this.show(report.table(["", "FlashAttention is", "so the test must show"], [
     ["1", "exact, and aware of HBM",
@@ -246,8 +246,8 @@ this.ask("",
     Question("M", x, """by this, from how many bytes of shared memory on does flash move less than Algorithm 0, with
         elements of 4 bytes?""", int(4 * least), "M = ¾·d·(2d + Br) elements, of 4 bytes each.",
         "Set 3N²d(2d + Br)/M equal to 4N². N drops out. M is in elements.",
-        {least: "Those are elements: that is M. A float32 has 4 bytes.",
-         3 * x.d * 2 * x.d: "That leaves out S_ij, the Br in 2d + Br."}),
+        [(least, "Those are elements: that is M. A float32 has 4 bytes."),
+         (3 * x.d * 2 * x.d, "That leaves out S_ij, the Br in 2d + Br.")]),
 )  # fmt: skip
 this.text(f"""
 flash wins where M is larger than ¾·d·(2d + Br): with large d, than 1.5 d². The formula leaves out that a tile has

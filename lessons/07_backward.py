@@ -75,7 +75,8 @@ D has a second form, which is the key to this lesson. Put dP_j = ∑_t dO_t·V_j
 
     D = ∑_j P_j·∑_t dO_t·V_jt = ∑_t dO_t·∑_j P_j·V_jt = ∑_t dO_t·O_t
 
-So D_i comes from row i of dO and row i of O, d products. It needs no row of P.
+So D_i comes from row i of dO and row i of O, d products. It needs no row of P. For all rows at once this is written
+D = rowsum(dO ∘ O): ∘ is the product element by element, and rowsum the sum of each row.
 """)
 
 # %% A test of the formulas.
@@ -131,12 +132,10 @@ this.show(report.table(["line", "what it says"], [
     ["24", "store dK_j, dV_j"],
 ]), "")
 this.text(f"""
-(rowsum is the sum of each row, ∘ the product element by element; 12, 14, 15 and 18 are masks and dropout, lessons 08
-and 09: here every pair is allowed, and z, from `keep`, is 1. `weight` is the guarded exp of lesson 04.) In our kernel
-a thread has one of the Bc = {flash_Bc} keys of a tile,
-c, and rows of its own of dK_j and dV_j.
-The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another. D_i has been computed
-before these lines:
+(12, 14, 15 and 18 are masks and dropout, lessons 08 and 09: here every pair is allowed, and z, from `keep`, is 1.
+`weight` is the guarded exp of lesson 04.) In our kernel a thread has one of the Bc = {flash_Bc} keys of a tile, c, and
+rows of its own of dK_j and dV_j. The queries r pass by, in tiles of Br = {STREAM}, and it meets them one after another.
+D_i has been computed before these lines:
 """)
 kernel = flash_backward.make_backward(STREAM, flash_Bc, d, float32, none.allowed, none.first(), none.keep(float32))
 this.source(kernel, "if j + c", "nobody still reads")
@@ -157,15 +156,15 @@ of Q, O and dO; loads of l and m; loads and stores of dQ; stores of dK and dV. A
     Question("products", x, "how many FLOPs do the products of Algorithm 4 take?",
         5 * 2 * x.H * x.N**2 * x.d, "5 products: S, dV, dP, dQ and dK, of 2N²d each.",
         "Lines 11, 16, 17, 21 and 22 each have a product of two matrices. Which of them does Algorithm 3 not need?",
-        {8 * x.H * x.N**2 * x.d: "Those are the four of Algorithm 3. Algorithm 4 computes S once more.",
-         5 * x.H * x.N**2 * x.d: "A product of two numbers is one FLOP, and adding it is another.",
-         14 * x.H * x.N**2 * x.d: "That is with the forward pass. The question is for Algorithm 4 alone."}),
+        [(8 * x.H * x.N**2 * x.d, "Those are the four of Algorithm 3. Algorithm 4 computes S once more."),
+         (5 * x.H * x.N**2 * x.d, "A product of two numbers is one FLOP, and adding it is another."),
+         (14 * x.H * x.N**2 * x.d, "That is with the forward pass. The question is for Algorithm 4 alone.")]),
     Question("dQ", x, "how many elements of dQ does Algorithm 4 load and store, line 5 included?",
         x.H * (2 * x.Tc + 1) * x.N * x.d, "Stored once by line 5, loaded and stored Tc times: H·(1 + 2Tc)·Nd.",
         "Line 10 loads a tile of dQ, line 21 stores it. How often does the inner loop pass over all of them?",
-        {x.H * 2 * x.Tc * x.N * x.d: "Line 5 stores dQ, too.",
-         x.H * x.Tc * x.N * x.d: "Line 10 loads it and line 21 stores it, and line 5 stores it first.",
-         x.H * x.N * x.d: "dQ_i makes a round trip at each tile of keys."}),
+        [(x.H * 2 * x.Tc * x.N * x.d, "Line 5 stores dQ, too."),
+         (x.H * x.Tc * x.N * x.d, "Line 10 loads it and line 21 stores it, and line 5 stores it first."),
+         (x.H * x.N * x.d, "dQ_i makes a round trip at each tile of keys.")]),
 )  # fmt: skip
 by_hand = [
     ("initialise_dQ", "dQ stores", "line 5", "Nd", N * d),
@@ -241,8 +240,10 @@ for stage in LADDER:
     rows.append([stage, *parts, f"{parts[2] / ideal['both'].elements:.2f}", work])
     traffic |= {stage: parts[2]} if stage != "naive" else {}
 this.text("""
-Elements of the forward pass, of the rest and of both, counted, and FLOPs. (So the standard stages have P here. From O
-and L alone they would have to form it again.)
+Here a backward pass comes right after its forward pass. Counted are the elements that each of the two moves, and
+their sum; `/ ideal` is the sum divided by that of Algorithms 0 and 3; the FLOPs are those of both passes. (naive and
+tiled find in HBM the P that their forward pass has stored. If O and L alone had been kept, they would have to form it
+first.)
 """)
 this.show(report.table(["stage", "forward", "backward", "both", "/ ideal", "FLOPs"], rows), "")
 this.show(report.bars(traffic), "")
@@ -273,24 +274,27 @@ store, and a load or two. That kernel would still need memory for N² elements.)
 
 # %% Memory.
 this.part("What is kept between the passes")
-x = this.draw(N=(2048, 4096, 8192, 16384), H=(8, 12, 16), b=(4, 8, 16))
+x = this.draw(N=(2048, 4096, 8192, 16384), H=(8, 12, 16), b=(3, 5, 7))
 P, O_L = (sum(kept(stage, n=x.N, heads=x.H, batch=x.b).values()) for stage in ("naive", "flash2"))
 this.ask("",
     Question("kept", x, """how many bytes does naive keep between the passes beside Q, K, V and O, with a batch of b
         and 2 bytes per element?""", 2 * P, "P, N² elements of 2 bytes for each head of each text: 2·b·H·N².",
         "Which N × N matrix does Algorithm 3 read that the forward pass has made? How many such matrices are there?",
-        {P: "Those are elements. Each has 2 bytes.", 4 * P: "That is with 4 bytes per element.",
-         2 * P // x.b: "That is for one text of the batch.", 2 * P // (x.b * x.H): "That is one head of one text.",
-         2 * O_L: "That is flash2, which keeps L, one number per row. naive keeps P."}),
+        [(P, "Those are elements. Each has 2 bytes."), (4 * P, "That is with 4 bytes per element."),
+         (2 * P // x.b, "That is for one text of the batch."),
+         *((size * O_L, "That is flash2, which keeps L, one number per row. naive keeps P.") for size in (2, 4))]),
 )  # fmt: skip
 rows = []
 for stage in LADDER:
     has = kept(stage, n=N, heads=H)
     large = kept(stage, n=65_536, heads=8, batch=16)
-    rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(2 * sum(large.values()))])
+    size = sum(elements * (4 if tensor in ("l", "m", "L") else 2) for tensor, elements in large.items())
+    rows.append([stage, " ".join(has), sum(has.values()), report.in_bytes(size)])
 this.text("""
-Beside Q, K and V; and O, which Algorithm 3 does not need, since it gets D from P and dP. The last column is for batch
-16 and 8 heads of N = 65,536, with 2 bytes per element (the paper's Table 21 ends there; its A100 has 40 GB):
+All stages keep Q, K and V as well, and flash and flash2 also keep O. (Algorithm 3 does not need O: it gets D from P and
+dP.) What else they keep is in the table. Its last column is for batch 16 and 8 heads of N = 65,536 (the paper's
+Table 21 ends there; its A100 has 40 GB). There elements have 2 bytes, but those of l, m and L have 4: in half precision
+too these stay float32. L stands in an exponent, where its rounding error becomes a relative error of P.
 """)
 this.show(report.table(["stage", "keeps", "elements", "at N = 65,536"], rows), "")
 this.text("""
@@ -367,7 +371,8 @@ many elements of dS move:
     more, spared = ..., ["Q", ...]
     more - sum(bill.kernels["backward_dQ"][x].loads for x in spared)
 
-The bill of one head would change by {change:+,} elements: that should come out. As many products are left as with the
-atomics of part 10.
+That is the change of one head's bill; with the right tensors its last three digits are
+{abs(change) % 1000:03}. As many
+products are left as with the atomics of part 10.
 """)
 this.end()

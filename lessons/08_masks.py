@@ -48,9 +48,9 @@ sees = int(masks.to_dense(x.N, x.N_k, causal=True)[x.i].sum())
 this.ask("",
     Question("causal", x, "how many of the N_k keys does query i see in causal order? (Both are numbered from 0.)",
         sees, "j from 0 to i + N_k - N: that is i + N_k - N + 1 keys.", "Which is the last key it sees? Key 0 counts.",
-        {x.i + 1: "That is with the first query at the first key. Here the last query is at the last key.",
-         sees - 1: "That is the number of the last key it sees. Keys are numbered from 0.",
-         x.N_k - sees: "So many are hidden."}),
+        [(x.i + 1, "That is with the first query at the first key. Here the last query is at the last key."),
+         (sees - 1, "That is the number of the last key it sees. Keys are numbered from 0."),
+         (x.N_k - sees, "So many are hidden.")]),
 )  # fmt: skip
 this.text("""
 Rows are queries, columns keys, 1 is seen:
@@ -113,11 +113,11 @@ first tile of queries sees Br keys.) What part is that of the Tr·N keys that fl
     Question("K loads", x, "N is Tr·Br. How many elements of K does flash2 load?",
         there, "Br·(1 + 2 + ... + Tr) keys of d elements: H·d·Br·Tr·(Tr + 1)/2.",
         "Tile 0 of the queries sees Br keys, tile 1 sees 2·Br. And the last one? Add them up.",
-        {all_: "That is without a mask.",
-         Fraction(all_, 2): "A little more than one half: on the diagonal a tile is loaded whole.",
-         x.H * x.d * full * (full + 1) // 2: "That is one query at a time. A tile loads what its last query sees.",
-         x.H * x.d * x.Br * x.Tr * (x.Tr - 1) // 2: "The tiles on the diagonal are loaded, too.",
-         there // x.d: "Those are keys. Each has d elements."}),
+        [(all_, "That is without a mask."),
+         (Fraction(all_, 2), "A little more than one half: on the diagonal a tile is loaded whole."),
+         (x.H * x.d * full * (full + 1) // 2, "That is one query at a time. A tile loads what its last query sees."),
+         (x.H * x.d * x.Br * x.Tr * (x.Tr - 1) // 2, "The tiles on the diagonal are loaded, too."),
+         (there // x.d, "Those are keys. Each has d elements.")]),
 )  # fmt: skip
 keys = sum(min((i + 1) * Br, N) for i in range(Tr))
 by_hand = 2 * N * d + N + 2 * keys * d

@@ -56,9 +56,9 @@ left, grown = Fraction(x.n - x.k, x.n), 1 / (1 - Fraction(str(x.p)))
 this.ask("",
     Question("sum", x, "a row has n equal weights, 1/n each, and k of them are dropped. What is the sum of Z∘P, about?",
         left * grown, "n - k weights of 1/n, each multiplied by 1/(1 - p).", "What does a weight that stays become?",
-        {left: "The weights that stay become larger, by 1/(1 - p).",
-         1: "On average, yes. Here it depends on how many were dropped.",
-         left * (1 - Fraction(str(x.p))): "They are divided by 1 - p, and so become larger."}, about=True),
+        [(left, "The weights that stay become larger, by 1/(1 - p)."),
+         (1, "On average, yes. Here it depends on how many were dropped."),
+         (left * (1 - Fraction(str(x.p))), "They are divided by 1 - p, and so become larger.")], about=True),
 )  # fmt: skip
 this.text("""
 (With V = 1 everywhere O is that sum. By flash2, from the first rows of the input:)
@@ -140,7 +140,7 @@ depends on the tiles: row by row, or in tiles of 4 × 4, NumPy's default generat
 
 # %% The prediction, by hand.
 this.part("A prediction: what dropout adds")
-x = this.draw(N=range(100, 400, 20), H=range(2, 7))
+x = this.draw(N=range(100, 400, 20), H=(5, 7, 11))
 there, without = (nf.predict("naive", n=x.N, d=16, heads=x.H, direction="both", dropout_p=q) for q in (0.1, 0))
 there = there.total_bytes - without.total_bytes
 this.ask("""
@@ -150,10 +150,10 @@ stage `naive`? How many bytes is that in float32, with one byte for each element
     Question("bytes", x, "how many bytes more does a training step of naive move?",
         there, "18 bytes per score: 4 + 1 + 4 in each of the two passes.",
         "Count the accesses of one thread in each of the two listings: which are of 4 bytes, and which is of 1?",
-        {24 * x.H * x.N**2: "Z has one byte per score, and not 4.",
-         6 * x.H * x.N**2: "Those are elements. All but Z have 4 bytes.",
-         9 * x.H * x.N**2: "That is one of the two passes.",
-         2 * x.H * x.N**2: "That is Z alone. The weights are loaded and stored once more, too."}),
+        [(24 * x.H * x.N**2, "Z has one byte per score, and not 4."),
+         (6 * x.H * x.N**2, "Those are elements. All but Z have 4 bytes."),
+         (9 * x.H * x.N**2, "That is one of the two passes."),
+         (2 * x.H * x.N**2, "That is Z alone. The weights are loaded and stored once more, too.")]),
 )  # fmt: skip
 added, added_bytes = 3 + 3, 2 * (4 + 1 + 4)                  # per score, by hand
 this.text(f"""

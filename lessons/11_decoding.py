@@ -124,10 +124,10 @@ moves? For which n is that one percent?
     Question("more", x, "how many elements more than flash2 do n splits move?",
         there, "6nd + 2n - d for each head.",
         "Go through both listings: Q, O_s, m_s and l_s. How many threads of the merge load each m_s, and how often?",
-        {x.H * (6 * x.n * x.d + 2 * x.n): "flash2 loads the query once, too: d elements are not more.",
-         x.H * (5 * x.n * x.d + 2 * x.n - x.d): "A thread of the merge loads m_s twice: for m, and for the factor.",
-         x.H * (3 * x.n * x.d + 4 * x.n - x.d): "Each of d threads of the merge loads m_s and l_s for itself.",
-         x.H * (3 * x.n * x.d + 5 * x.n - x.d): "Each of d threads of the merge loads m_s and l_s for itself."}),
+        [(x.H * (6 * x.n * x.d + 2 * x.n), "flash2 loads the query once, too: d elements are not more."),
+         (x.H * (5 * x.n * x.d + 2 * x.n - x.d), "A thread of the merge loads m_s twice: for m, and for the factor."),
+         (x.H * (3 * x.n * x.d + 4 * x.n - x.d), "Each of d threads of the merge loads m_s and l_s for itself."),
+         (x.H * (3 * x.n * x.d + 5 * x.n - x.d), "Each of d threads of the merge loads m_s and l_s for itself.")]),
 )  # fmt: skip
 more = 6 * n * d + 2 * n - d
 assert predicted.elements == alone.elements + H * more
@@ -183,9 +183,9 @@ this.ask("",
     Question("filled", x, "how many of the n splits have a tile?",
         filled, "⌈Tc/⌈Tc/n⌉⌉: each takes ⌈Tc/n⌉, and later ones may find nothing left.",
         "How many tiles does the first split take, and the second? When is none left?",
-        {x.n: "Some find nothing left: the first ones take ⌈Tc/n⌉ tiles, which is rounded up.",
-         tiles(x.Tc, x.n): "So many tiles a split takes. How many splits until none is left?",
-         x.Tc // tiles(x.Tc, x.n): "The last one with a tile may have fewer than ⌈Tc/n⌉."}),
+        [(x.n, "Some find nothing left: the first ones take ⌈Tc/n⌉ tiles, which is rounded up."),
+         (tiles(x.Tc, x.n), "So many tiles a split takes. How many splits until none is left?"),
+         (x.Tc // tiles(x.Tc, x.n), "The last one with a tile may have fewer than ⌈Tc/n⌉.")]),
 )  # fmt: skip
 this.text(f"""
 In the table, whose bills are counted: "chain" is ⌈Tc/n⌉, the tiles that a block goes through one after

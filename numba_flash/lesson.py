@@ -379,7 +379,9 @@ class Lesson:
         said = f"{type(error).__name__}: {said.replace(error.file, file)}."
         self.text("The engine stops it, as intended here, and says:")
         self.text("\n".join(f"    {line}" for line in textwrap.wrap(said, self.screen.width - 6)))
-        self.show(f"     line {error.line}:  {linecache.getline(error.file, error.line).strip()}", "")
+        line = f"     line {error.line}:  "
+        code = linecache.getline(error.file, error.line).strip()
+        self.show(line + report.cut(code, self.screen.width - len(line) - 1), "")
 
     def tries(self, flags):
         """Print commands to try: `flags` maps the flags of a run to what it will show. Flags in use stay in use."""
@@ -463,8 +465,10 @@ class Lesson:
     def end(self):
         """Name the exercises, and write what --json and --svg asked for."""
         names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == self.run["lesson"]]
+        one = len(names) == 1
+        what, them, of_one = ("Exercise", "it", "its hole") if one else ("Exercises", "them", "the hole of one")
         self.text(f"""
-        Exercises: {", ".join(names)}. Copy them, fill the hole of one, and have it judged:
+        {what}: {", ".join(names)}. Copy {them}, fill {of_one}, and have it judged:
 
             python -m numba_flash check --copy work
             python -m numba_flash check work/{names[0]}.py

@@ -34,9 +34,9 @@ class Question:
     """A question for one number, about `sizes` (such as `Lesson.draw` gives); `names` are what an answer may use.
 
     answer: an int or a Fraction, exact, or with `about` any number. how: the sentence that derives it. hint: the way to
-    think about it. wrong: number -> the sentence that says why it is wrong; one head of H, and bytes where the question
-    is for elements, are known anyhow. `given` and the fields after it say what became of the question; `said` is what
-    need not be said again.
+    think about it. wrong: pairs (number, the sentence that says why it is wrong), or a dictionary of them; one head of
+    H, and bytes where the question is for elements, are known anyhow. `given` and the fields after it say what became
+    of the question; `said` is what need not be said again.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Question:
     answer: int | float | Fraction
     how: str
     hint: str
-    wrong: dict = field(default_factory=dict)
+    wrong: list = ()
     about: bool = False
     asked: bool = False
     given: list = field(default_factory=list)
@@ -55,11 +55,12 @@ class Question:
 
     def __post_init__(self):
         heads, elements = vars(self.sizes).get("H"), "how many elements" in self.text.lower()
+        self.known = list(self.wrong.items() if isinstance(self.wrong, dict) else self.wrong)
         if heads:
-            self.wrong.setdefault(Fraction(self.answer) / heads, f"That is for one head. There are H = {heads}.")
+            self.known.append((Fraction(self.answer) / heads, f"That is for one head. There are H = {heads}."))
         if elements:
-            self.wrong.setdefault(4 * self.answer, "Those are bytes. The question is for elements, of 4 bytes each.")
-        self.wrong.pop(self.answer, None)  # where at these sizes a wrong way gives the right number
+            self.known.append((4 * self.answer, "Those are bytes. The question is for elements, of 4 bytes each."))
+        self.wrong = {number: why for number, _ in self.known if (why := self._why(Fraction(number)))}
 
     def __str__(self):
         sizes = ", ".join(f"{name} = {value:,}{' heads' * (name == 'H')}" for name, value in vars(self.sizes).items())
@@ -109,13 +110,19 @@ class Question:
         return self.hint
 
     def _why(self, value):
-        """What is known of a wrong number, also as that of one head."""
+        """What is known of a wrong number, also as that of one head; None where it may be one mistake or another, and
+        where at these sizes a wrong way gives the right number.
+        """
         heads = vars(self.sizes).get("H", 1)
-        for times, more in ((1, ""), (heads, f" And there are H = {heads} heads.")):
-            for known, why in self.wrong.items():
-                if self._is(value * times, known):
-                    return why + more
-        return None
+        said = {
+            why: more
+            for times, more in ((heads, f" And there are H = {heads} heads."), (1, ""))
+            for known, why in self.known
+            if self._is(value * times, known)
+        }
+        if len(said) != 1 or self._is(value, self.answer):
+            return None
+        return "".join(*said.items())
 
     def _new(self, sentence):
         """The sentence, if it has not been said."""

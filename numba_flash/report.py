@@ -176,12 +176,29 @@ def prose(text):
     def draw(width, clean):
         for paragraph in re.split(r"\n\s*\n", clean(textwrap.dedent(text).strip("\n"))):
             for run in re.findall(r"(?:^[ \t]+\S.*\n?)+|(?:^\S.*\n?)+", paragraph, flags=re.MULTILINE):
-                lines = run.splitlines() if run[0].isspace() else textwrap.wrap(" ".join(run.split()), width - 2)
-                for line in lines:
+                indented = run[0].isspace()
+                flowing = " ".join(run.split())
+                for line in hanging(run.splitlines(), width - 1) if indented else textwrap.wrap(flowing, width - 2):
                     yield [" ", *((part, ACCENT if part[:1] == "`" else "") for part in re.split("(`[^`]+`)", line))]
             yield []
 
     return Drawing(draw)
+
+
+def hanging(lines, width):
+    """Lines as they are, but what is too long for `width` goes on further to the right than it began."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        yield from [line] if len(line) <= width else wrapped(line, width, subsequent_indent=indent)
+
+
+def cut(line, room):
+    """A line of source for `room` columns: its comment is whole or absent, and code that is too long ends in "..."."""
+    if len(line) > room:
+        line = re.sub(r"(?<=\S)\s+#", "  #", line)
+    if len(line) > room:
+        line = re.sub(r"(?<=\S)\s+#.*", "", line)
+    return line if len(line) <= room else line[: room - 3].rstrip() + "..."
 
 
 def table(header, rows):
@@ -228,7 +245,7 @@ def bill_table(
     explained += ATOMICS * any(bill.atomics for bill in bills.values())
 
     def draw(width, clean):
-        for gap, stacked, brief in ((2, False, False), (1, False, False), (1, False, True), (1, True, True)):
+        for gap, stacked, brief in ((2, False, 0), (2, False, 1), (1, False, 0), (1, False, 2), (1, True, 2)):
             lines = list(_bill_lines(rows, heads, gap, stacked, brief, algorithm0, ideal))
             if max(sum(len(text) for text, _ in line) for line in lines) <= width:
                 break
@@ -285,15 +302,17 @@ def _bill_rows(bills, previous):
 
 
 def _bill_lines(rows, heads, gap, stacked, brief, algorithm0, name):
-    """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: short heads, rounded diffs."""
+    """The bill in columns `gap` apart; `stacked`: kernels on their own lines; `brief`: 1 short heads, 2 also rounded
+    differences and one note per line.
+    """
     *body, total = rows
     kernel, tensor, kind = (max((len(row[part]) for row in body), default=0) for part in range(3))
     ideal = name if stacked else f"{name}, ideal"
     first = 2 if stacked else kernel + 2
     left = max(first + tensor + 2 + kind, len(ideal) if algorithm0 is not None else len("total"))
     columns = [heads, *(row.cells for row in rows)]
-    if brief:
-        columns = [[_brief(cell) for cell in cells] for cells in columns]
+    short = (0, 1, len(columns))[brief]
+    columns[:short] = [[*map(_brief, cells)] for cells in columns[:short]]
     sizes = [max(map(len, column)) for column in zip(*columns, strict=True)]
     space = " " * gap
 
@@ -301,7 +320,7 @@ def _bill_lines(rows, heads, gap, stacked, brief, algorithm0, name):
         return "".join(f"{space}{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
 
     def notes(row):
-        return "".join(space + note for note in (row.notes[-1:] if brief else row.notes))
+        return "".join(space + note for note in (row.notes[-1:] if brief > 1 else row.notes))
 
     yield [(" " * (left + 1) + figures(columns[0]), "bold")]
     above = ("", "")
@@ -494,20 +513,20 @@ class Tiles:
             raise ValueError(f"lit={outside[0]} is outside the {self.rows} x {self.columns} tiles of {self.name}")
 
 
-def tile_map(*tiles):
-    """The matrices `tiles` as grids of cells, lit or not, three side by side on 80 columns, captions below.
+def tile_map(*tiles, beside=3):
+    """The matrices `tiles` as grids of cells, lit or not, `beside` of them side by side, captions below.
 
     A matrix of more tiles than there is room for is drawn coarser: a cell is lit where one of its tiles is, and the
     caption says how many tiles a cell holds.
     """
 
     def draw(width, clean):
-        beside = min(len(tiles), 3)
-        room = max((width - 1 - 3 * (beside - 1)) // max(beside, 1), 12)
+        columns = min(len(tiles), beside)
+        room = max((width - 1 - 3 * (columns - 1)) // max(columns, 1), 10)
         lit, unlit = ("#", ".") if clean is to_ascii else ("■", "·")
         grids = [_grid(matrix, lit, unlit, clean, room) for matrix in tiles]
-        for start in range(0, len(grids), 3):
-            for texts in zip_longest(*grids[start : start + 3], fillvalue=""):
+        for start in range(0, len(grids), beside):
+            for texts in zip_longest(*grids[start : start + beside], fillvalue=""):
                 line = "   ".join(f"{text:<{room}}" for text in texts).rstrip()
                 yield [" ", *((part, LIT if part == lit else "") for part in re.split(f"({lit})", line))]
 

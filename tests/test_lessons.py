@@ -4,6 +4,7 @@ import html
 import json
 import math
 import os
+import random
 import re
 import select
 import shlex
@@ -24,6 +25,7 @@ from numba import cuda, float32
 
 import numba_flash as nf
 from numba_flash import dropout, lesson, report
+from numba_flash.course.exam_questions import numbers
 from numba_flash.course.exercises import EXERCISES
 from numba_flash.hbm.ledger import Bill
 
@@ -124,7 +126,8 @@ def test_output(name):
 def test_it_names_its_exercises(name):
     end = " ".join(short(name)[1].split("Check yourself")[1].split())
     names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == name[:2]]
-    assert names and f"Exercises: {', '.join(names)}." in end
+    one = len(names) == 1
+    assert names and f"Exercise{'s' * (not one)}: {', '.join(names)}. Copy {'it' if one else 'them'}, fill" in end
     assert f"python -m numba_flash check work/{names[0]}.py" in end
 
 
@@ -165,6 +168,38 @@ def test_names_of_a_listing_are_explained_before_it():
     assert set(names) <= explained
 
 
+def test_a_comment_above_its_line_is_explained_in_the_first_listing_that_has_one():
+    explained = "with a number before a colon"
+    first = next(name for name in LESSONS if re.search(r"^ +# \d+: ", short(name)[1], re.MULTILINE))
+    assert [name for name in LESSONS if explained in " ".join(short(name)[1].split())] == [first]
+    out = " ".join(short(first)[1].split())
+    number, said = re.search(r"# (\d+: .*?) \1? ?", out)[1].split(": ")[0], out.index(explained)
+    assert said < out.index(f"# {number}: ") and f'such as "{number}: Alg. 0, l. 1"' in out
+
+
+def test_what_comes_later_is_named():
+    for name in LESSONS:
+        assert not re.search(r"\b[Aa] later (stage|lesson (measures|mends))", " ".join(short(name)[1].split())), name
+
+
+def test_what_flash2_keeps_has_four_bytes_as_in_the_exam():
+    table = short("07_backward.py")[1].split("What is kept between the passes")[1]
+    flash2 = re.search(r"^ flash2 +L +[\d,]+ +(.+)$", table, re.MULTILINE)[1]
+    question = numbers.kept_between(random.Random(1))
+    facts, flash2_keeps = question["facts"], question["parts"][1]
+    assert flash2 == report.in_bytes(4 * 65_536 * 8 * 16)
+    assert "those of L 4 (float32)" in question["text"]
+    assert flash2_keeps.expected == 4 * facts["n"] * facts["heads"] * facts["batch"]
+
+
+def test_signs_are_explained_where_they_come_first():
+    """rowsum and the product element by element, before the exercise on them: "The derivation" in lesson 07."""
+    out = " ".join(short("07_backward.py")[1].split())
+    derivation = out[: out.index("3. Standard: keep P")]
+    assert "rowsum(dO ∘ O): ∘ is the product element by element, and rowsum the sum of each row" in derivation
+    assert out.index("∘") == derivation.index("∘")
+
+
 def test_numbered_algorithms_are_introduced_before_the_listing():
     """Alg. 1 means another paper's in the second half of lesson 05."""
     out = " ".join(short("05_flash.py")[1].split())
@@ -180,7 +215,7 @@ def test_numbered_algorithms_are_introduced_before_the_listing():
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_check_yourself_can_be_checked(name):
-    end = short(name)[1].split("Check yourself")[1].split("Exercises:")[0]
+    end = short(name)[1].split("Check yourself")[1].split("Exercise")[0]
     assert re.search(r"nf\.|--\w|line 12 of the\s+table", end)
     program = "\n".join(re.findall("^ {5}(.*)$", end, re.MULTILINE))
     if program and "..." not in program and "=T)" not in program:
@@ -194,7 +229,7 @@ def test_what_the_check_of_lesson_07_comes_to(flags):
     assert f'direction="backward"{", blocks=(16, 8)" if flags else ""})' in out
     bill = nf.predict("flash2", n=64, d=16, direction="backward", blocks=blocks).kernels["backward_dQ"]
     change = 2 * 64**2 - sum(bill[tensor].loads for tensor in ("Q", "dO", "V", "L", "D"))
-    assert f"would change by {change:+,} elements" in out
+    assert f"last three digits are {abs(change) % 1000:03}." in out and f"{abs(change):,}" not in out
 
 
 @pytest.mark.parametrize("name", ["00_cuda.py", "03_tiled.py"])

@@ -74,7 +74,7 @@ def test_version_and_help(run):
         ("bill --d 300", "d = 300"),
         ("bill --heads 3 --kv-heads 2", "heads=3 is no multiple of kv_heads=2"),
         ("bill --heads 70000 --n 1", "70,000 heads"),
-        ("bill --blocks 64", "blocks=64: pass (Br, Bc)"),
+        ("bill --blocks 64 32 8", "blocks=(64, 32, 8): pass (Br, Bc)"),
         ("bill --stage tiled --blocks 64", "blocks=64: "),
         ("bill --blocks 0", "argument --blocks: '0' is not valid"),
         ("bill --stage naive --blocks 8", "'naive' has no tiles"),

@@ -1,12 +1,16 @@
 """Questions for a number: what may be typed, what is said of it, and the file of --answers."""
 
+import ast
 import json
+import random
+import re
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from numba_flash import questions
+from numba_flash import lesson, questions
 from numba_flash.questions import Question, number
 
 SIZES = {"N": 300, "d": 20, "Tc": 3, "N_k": 7}
@@ -164,3 +168,78 @@ def test_runs_are_added(tmp_path):
     runs = [{"lesson": "00", "questions": [question().kept()]}]
     questions.write(file, runs)
     assert questions.earlier(file) == json.loads(json.dumps(runs))
+
+
+# --- what is said of a known wrong number, in every lesson, whatever the seed draws -----------------------------------
+
+
+def test_where_two_mistakes_give_one_number_neither_is_asserted():
+    """4·N² is one head of two and, where two heads are drawn, twice what each of them stores."""
+    sizes, wrong = {"N": 30, "H": 2}, {2 * 2 * 30**2: "Softmax passes over a row more than once."}
+    for typed in ("4*N*N", "2 H N N"):
+        asked = question(sizes=sizes, answer=4 * 2 * 30**2, wrong=wrong)
+        assert asked.judge(typed) == (False, "No, that is too small. Think.")
+        assert asked.judge(typed) == (False, "No, that is too small: 0.5 times the answer.")
+    wrong = {2 * 3 * 30**2: "Softmax passes over a row more than once."}
+    asked = question(sizes=sizes | {"H": 3}, answer=4 * 3 * 30**2, wrong=wrong)
+    assert asked.judge("4*N*N")[1] == "That is for one head. There are H = 3."
+
+
+def test_one_head_of_two_mistakes_is_neither():
+    """One head of 4·H and two heads of 2·H: with the heads counted in, either may be meant."""
+    wrong = {12: "Four.", 6: "Two."}
+    assert question(sizes={"H": 2}, answer=100, wrong=wrong).judge("6")[1] == "No, that is too small. Think."
+    assert question(sizes={"H": 2}, answer=100, wrong=wrong).judge("12")[1] == "Four."
+    assert question(sizes={"H": 2}, answer=100, wrong={12: "So.", 6: "So."}).judge("6")[1] == "So."
+
+
+def drawn_questions(file, seed):
+    """The Questions of a lesson for a seed. Nothing is run but what stands between a draw and its questions."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    asked = []
+
+    class This:
+        n, d, heads, blocks = 64, 16, 1, 16
+
+        def __init__(self):
+            self.dice = random.Random(seed)
+
+        draw = lesson.Lesson.draw
+
+        def ask(self, text, *questions):
+            asked.extend(questions)
+
+    names = {"this": This(), "N": 64, "N_k": 64, "d": 16, "H": 1}
+    between = False
+    for node in body:
+        between = between or "this.draw(" in ast.unparse(node)
+        asks = isinstance(node, ast.Expr) and ast.unparse(node).startswith("this.ask(")
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef) or between or asks:
+            exec(compile(ast.Module([node], []), str(file), "exec"), names)
+        between = between and not asks
+    return asked
+
+
+LESSONS = sorted((Path(__file__).parent.parent / "lessons").glob("[0-9]*.py"))
+
+
+@pytest.mark.course
+@pytest.mark.parametrize("file", LESSONS, ids=lambda file: file.stem)
+def test_known_wrong_numbers_are_told_apart(file):
+    """A reason is given where no other fits, and most of the time none does."""
+    given = {}
+    for seed in range(100):
+        for asked in drawn_questions(file, seed):
+            heads = vars(asked.sizes).get("H", 1)
+            for value, why in asked.known:
+                for typed in (Fraction(value), Fraction(value) / heads):
+                    if asked._is(typed, asked.answer):
+                        continue
+                    fits = {
+                        why for number, why in asked.known for times in (1, heads) if asked._is(typed * times, number)
+                    }
+                    told = asked._why(typed)
+                    assert told is None if len(fits) > 1 else told.startswith(*fits), (seed, vars(asked.sizes), fits)
+                    given.setdefault((asked.name, re.sub("[0-9]+", "n", why)), []).append(len(fits) == 1)
+    rare = {reason: sum(times) / len(times) for reason, times in given.items() if sum(times) < 0.6 * len(times)}
+    assert given and not rare  # what is hardly ever said need not be known

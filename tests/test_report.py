@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 import time
 
@@ -415,3 +416,36 @@ def test_progress_of_short_work_shows_nothing(monkeypatch):
     assert terminal.getvalue() == ""
     with report.progress("again", after=0):
         assert wait_for(lambda: "again" in terminal.getvalue())
+
+
+@pytest.mark.parametrize(
+    "line, room, cut",
+    [
+        ("i = 1        # one", 18, "i = 1        # one"),
+        ("i = 1        # one", 17, "i = 1  # one"),
+        ("i = 1        # Alg. 1, l. 12", 19, "i = 1"),
+        ("    total = first + second  # sum", 20, "    total = first..."),
+        ("    # a comment alone", 14, "    # a com..."),
+        ("    # a comment alone", 99, "    # a comment alone"),
+    ],
+)
+def test_a_line_that_is_cut_has_its_comment_whole_or_none(line, room, cut):
+    assert report.cut(line, room) == cut and len(cut) <= room
+
+
+def test_an_indented_line_that_is_too_long_goes_on_under_its_own_beginning():
+    lines = report.to_text(report.prose("So:\n\n    65  x = " + "word " * 20 + "\n\nAnd on.")).splitlines()
+    assert [len(line) - len(line.lstrip()) for line in lines] == [1, 0, 5, 9, 0, 1]
+    assert " ".join(" ".join(lines[2:4]).split()) == "65 x = " + "word " * 19 + "word" and max(map(len, lines)) <= 80
+    as_wide = "    " + "x " * 37 + "x"
+    assert report.to_text(report.prose(as_wide + "\n\nAnd on.")).splitlines()[0] == f" {as_wide}"
+
+
+def test_the_columns_of_a_bill_are_two_apart_where_short_heads_make_room():
+    bill = predict("flash", n=1024, d=64)
+    lines = report.to_text(
+        report.bill_table(bill, predicted=bill, previous=("online_softmax", predict("online_softmax", n=1024, d=64)))
+    ).splitlines()
+    assert re.fullmatch(r" +predicted {2,}counted  diff  / before", lines[1])
+    rows = [line for line in lines[2:] if re.search(r" (loads|stores) ", line)]
+    assert len(rows) == 12 and all(re.search(r"s  +[\d,]+  +[\d,]+  +0  +\S+$", row) for row in rows)

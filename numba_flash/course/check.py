@@ -185,8 +185,7 @@ def text_of(path):
 
 def shortened(line):
     """A line of a file for a message, without its indentation and of what is too long the beginning."""
-    line = line.strip()
-    return line if len(line) <= LINE else line[: LINE - 1] + "…"
+    return report.cut(line.strip(), LINE)
 
 
 def parsed(text):

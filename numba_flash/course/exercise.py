@@ -83,9 +83,10 @@ class Exercise:
 
     inputs() yields (name, tuple of the arguments of `specification` and `launch`). sizes(*those) gives what the bill's
     formulas name. hints: from the idea to nearly the code. faults: the name of an error class, perhaps with a tensor
-    ("OutOfBounds X"), or "unwritten" or "wrong" -> the likely mistake. outputs: their names. grid: the constants that
-    an output's axes are cut by, as (rows, columns), for messages that name a tile. start: the hole before it is filled.
-    share: what a thread may do, counted on the input number `counted_on`, which is small and ragged.
+    ("OutOfBounds X"), or "unwritten" -> the likely mistake; "wrong" -> where to look for it. outputs: their names.
+    grid: the constants that an output's axes are cut by, as (rows, columns), for messages that name a tile. start: the
+    hole before it is filled. share: what a thread may do, counted on the input number `counted_on`, which is small and
+    ragged.
     """
 
     name: str

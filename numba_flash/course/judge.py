@@ -17,7 +17,7 @@ import numpy as np
 
 import numba_flash as nf
 
-from .. import errors
+from .. import errors, report
 from ..engine import access, cpu
 from ..engine.cpu import POISON, position
 from ..engine.rewrite import function_of, is_kernel
@@ -41,6 +41,7 @@ SERIAL = (
     "one thread goes through what all threads should share. A kernel says what one thread does; the launch starts it "
     "for all of them, each with a number of its own."
 )
+LINE = 70  # columns of a line of the file in a message
 ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
 
 
@@ -253,7 +254,7 @@ def unsupported(path, error):
 def shown(path, lines):
     """These lines of the file, numbered."""
     text = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    return "".join(f"    {number}  {text[number - 1].strip()}\n" for number in lines)
+    return "".join(f"    {number}  {report.cut(text[number - 1].strip(), LINE)}\n" for number in lines)
 
 
 def stopped(exercise, path, error, name):
@@ -319,7 +320,7 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     elif ratio:
         yield f"All are {ratio:.4g} times what they should be."
     elif likely:
-        yield f"Likely: {likely}"
+        yield f"{'To find it' if likely == exercise.faults.get('wrong') else 'Likely'}: {likely}"
 
 
 def place(exercise, at, sizes):

@@ -19,6 +19,7 @@ from .symptoms import INPUTS, TILES, Right, examine, inputs_of, installed, plant
 LEVELS = "easy", "hard"
 SIDE = 8  # of the tiles that the pictures show
 SHOWN = 30  # lines of source, at least
+ASKED = "Which line? (?: a hint   Ctrl-D: leave)"
 
 
 def add_command(command):
@@ -27,7 +28,7 @@ def add_command(command):
     sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=f"{', '.join(STAGES)} (default: any)")
     what = "which fault: another number, another fault (default: %(default)s)"
     sub.add_argument("--seed", type=whole(0), default=1, metavar="S", help=what)
-    what = "easy: what lessons 00 to 05 teach; hard: masks, dropout, both passes, the whole file (default: easy)"
+    what = "easy: what lessons 00 to 05 teach; hard: to 09, masks, dropout, both passes, the whole file (default: easy)"
     sub.add_argument("--level", choices=LEVELS, default="easy", help=what)
     sub.add_argument("--line", type=whole(1), metavar="N", help="your answer, where there is no terminal to type it")
     sub.add_argument("--solution", action="store_true", help="show the fault")
@@ -161,7 +162,7 @@ def ask(case, say):
     tries, hints = [], 0
     while True:
         try:
-            answer = input(" Which line? (? for a hint) ").strip()
+            answer = input(f" {ASKED} ").strip()
         except EOFError:
             print()
             return tries, False
@@ -172,6 +173,7 @@ def ask(case, say):
             hints += 1
             continue
         if not answer:
+            say(report.prose("Type the number of a line, or ? for a hint; Ctrl-D leaves."))
             continue
         try:
             line = int(answer)
@@ -214,7 +216,7 @@ def page(case):
 def against_float64(case):
     yield results(case.symptoms)
     yield ""
-    what = "out is O, and lse is L, the logarithm of each row's sum (lesson 05)."
+    what = "out is O. lse is what lesson 05 calls L: m + log l, the logarithm of each row's sum of exp(S)."
     if case.mutant.direction in ("backward", "atomic"):
         what = "dq, dk and dv are the gradients (lesson 07)."
     yield report.prose(f"{what} What is not marked WRONG is as exact as rounding allows.")
@@ -258,7 +260,7 @@ def quoted(case, error):
     said = f"{type(error).__name__}: {said}"
     yield from (f"     {line}" for line in textwrap.wrap(said, report.WIDTH - 6))
     if line := getattr(error, "line", None):
-        yield f"     line {line}:  {linecache.getline(error.file, line).strip()}"
+        yield f"     line {line}:  {report.cut(linecache.getline(error.file, line).strip(), report.WIDTH - 20)}"
     yield ""
 
 
@@ -320,6 +322,9 @@ def listing(case):
         text = textwrap.dedent("\n".join(source[first - 1 : last])).splitlines()
         yield from report.source_lines(list(map(clean, text)), first, report.console().width)
         yield ""
+    shown = "\n".join("\n".join(source[first - 1 : last]) for _, first, last in case.functions)
+    if named := [word for word in ("uncoalesced", "bank conflicts") if word in shown]:
+        yield report.prose(f"What is called {' or '.join(named)} costs time, and changes no result: lesson 12.")
 
 
 def how_to_answer(case):
@@ -409,11 +414,11 @@ def nudge(case, number):
     first, last = case.planted.lines[0], case.planted.lines[-1]
     if number == 0:
         return hint(case)
-    name = next(name for name, begin, end in case.functions if begin <= first <= end)
+    name, begin, end = next(one for one in case.functions if one[1] <= first <= one[2])
     if number == 1 and case.level == "hard":
         return f"The fault is in {name}."
     below, above = random.Random(case.seed).sample(range(2, 8), 2)
-    low, high = first - below, last + above
+    low, high = max(first - below, begin), min(last + above, end)
     return f"The fault is in {name}, between the lines {low} and {high}. (? shows it.)"
 
 

@@ -34,10 +34,17 @@ LIMIT = 60  # seconds for the right kernels, which may have to be compiled
 PASSES = {"forward": "", "backward": ", backward", "atomic": ", atomics", "split": ", split_kv"}
 TESTS = {"test": ("forward", "split"), "test_backward": ("backward", "atomic")}  # and the passes they see
 NEEDS = {name: one.needs for name, one in INPUTS.items()} | {
-    "bill": "the bill: assert bill == nf.predict(…), with what nf.ledger() counted",
+    "bill": "the bill: assert bill == nf.predict(…), with what nf.ledger() counted, as below",
     "causal bill": "the bill, with causal=True: tiles that no query sees are not loaded",
-    "strict": "strict mode: NUMBA_FLASH_STRICT=1 in os.environ while the kernels run; it finds a race for certain",
+    "strict": "strict mode, on several tiles: NUMBA_FLASH_STRICT=1 in os.environ while the kernels run. It finds a "
+    "race for certain where there is one, and many a barrier parts one tile from the next",
 }
+HOW = """
+    how = {} if attention.stage == "naive" else {"blocks": (8, 8)}
+    with nf.ledger() as bill:
+        attention(q, k, v, **how)
+    assert bill == nf.predict(attention.stage, n=n, n_k=n_k, d=d, **how)
+"""
 
 
 def needs(fault):
@@ -155,6 +162,12 @@ def page(file, stages, faults, took, everything, level):
             if fault["needs"] == needs:
                 text = f"{fault['stage'] + PASSES[fault['direction']]:<24} {fault['stands_for']}"
                 yield from textwrap.wrap(text, 79, initial_indent="     ", subsequent_indent=" " * 30)
+        yield ""
+    if alive:
+        yield report.prose(f"""
+`attention.stage` is the name of the stage. A test may count the bill, and use strict mode. It gets several tiles by
+`blocks`, or by an N_k larger than Bc, which for flash is 128 by default where d = 16:
+{HOW}""")
         yield ""
     more = ["`--seed` draws others, `--all` takes all"] if not everything else []
     more += ["`--stage` takes those of one stage", "`--level hard` those of masks and dropout as well"][

@@ -14,6 +14,7 @@ BESIDE = {"flash": "flash2"}  # what a page shows beside a stage where nobody sa
 
 def add_command(command):
     sub = command("play", run, "play a stage tile by tile, in the terminal or on a page")
+    sub.epilog = f"Keys in a terminal: {terminal.KEYS}. Through a pipe it prints some of the steps."
     number = lesson.whole_number
     what = f"{', '.join(LADDER)} (default: %(default)s)"
     sub.add_argument("--stage", choices=LADDER, metavar="STAGE", default="flash", help=what)

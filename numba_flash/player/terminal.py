@@ -21,25 +21,63 @@ TURNS = 4  # of each launch that a digest begins with
 GAUGE = 32  # columns of a gauge
 NUMBERS = 6  # columns of O that a line has room for
 HELP = " space: play or stop   arrows: a step   home, end: first, last   q: leave"
+KEYS = "space plays and stops, the arrow keys go a step, home and end to the first and the last, q leaves"
+
+
+GIVES_WAY = "surroundings", "wide", "heading", "space", "gauges", "tiles", "row", "algorithm"  # the first first
+FEW = 4  # lines of source that are shown rather than the tiles
 
 
 def picture(play, at, height=60, width=report.WIDTH):
-    """What is printed of one frame: at most `height` lines, of which the listing gives way first."""
+    """What is printed of one frame: at most `height` lines. The lines that run now, of the algorithm and of the source,
+    stay, and the rest gives way where there is no room, one part after another: the tiles to the first FEW lines alone.
+    """
+    frame, tiles = play.frames[at], GIVES_WAY.index("tiles")
+    for enough, levels in ((len(frame.lines), range(tiles + 1)), (FEW, range(tiles, len(GIVES_WAY) + 1))):
+        for left_out in levels:
+            parts = list(above(play, at, width, GIVES_WAY[:left_out]))
+            source = list(listing(play.launch(frame), frame, width, around=not left_out))
+            room = height - sum(len(lines_of(part, width)) for part in parts)
+            if room >= (min(enough, len(source)) if left_out else len(source)):
+                rest = f"         and {plural(len(source) - room + 1, 'line')} more"
+                return Group(*parts, *(source if room >= len(source) else [*source[: room - 1], Text(rest)]))
+    return Group(*(parts + source)[:height])
+
+
+def above(play, at, width, left_out):
+    """The parts of a picture above its listing, without those left out; without "wide" more tiles are side by side."""
     frame = play.frames[at]
-    launch = play.launch(frame)
+    launch, algorithm = play.launch(frame), ALGORITHMS[play.stage]
     where = "".join(f"   {name} = {low}" + f" to {high}" * (high > low) for name, (low, high) in frame.turns.items())
-    step = f" step {at + 1} of {len(play.frames)}   {launch.kernel}, block {frame.block}"
+    step = f"step {at + 1} of {len(play.frames)}   {launch.kernel}, block {frame.block}"
     step += f", after {plural(frame.phase, 'barrier')}"
-    algorithm, lit = ALGORITHMS[play.stage], play.algorithm(frame)
-    parts = [report.heading(f"Play: {play.stage}", play.facts), Text(step + where), Text(f" {play.says(frame)}")]
-    parts += ["", report.tile_map(*maps(play, frame)), ""]
-    parts += [gauge("SRAM", launch.shared_bytes, STATIC_SHARED, "of shared memory")]
-    done, whole = frame.read_bytes + frame.write_bytes, play.bill.total_bytes
-    parts += [gauge("HBM", done, whole, "of the bill"), *of_row(play, at), ""]
-    parts += [Text(f" {algorithm.name}", style="bold")]
-    parts += [Text(f" l. {algorithm.lines[n].number or '-':<3} {algorithm.lines[n].text.strip()}") for n in lit]
-    used = sum(len(lines_of(part, width)) for part in parts)
-    return Group(*parts, *listing(launch, frame, max(0, height - used - 1)))
+    space = [""] * ("space" not in left_out)
+    if "heading" not in left_out:
+        yield report.heading(f"Play: {play.stage}", play.facts)
+    yield from hung(f" {step}{where}", width, 5)
+    yield from hung(f" {play.says(frame)}", width, 5)
+    if "tiles" not in left_out:
+        shown = list(maps(play, frame))
+        beside = 3 if "wide" not in left_out else max((width + 2) // 13, 1)
+        yield from (*space, report.tile_map(*shown, beside=beside), *space)
+    if "gauges" not in left_out:
+        done, whole = frame.read_bytes + frame.write_bytes, play.bill.total_bytes
+        yield gauge("SRAM", launch.shared_bytes, STATIC_SHARED, "of shared memory")
+        yield gauge("HBM", done, whole, "of the bill")
+    if "row" not in left_out:
+        yield from (*of_row(play, at), *space)
+    if "algorithm" not in left_out:
+        yield Text(f" {algorithm.name}", style="bold")
+        for n in play.algorithm(frame):
+            number = algorithm.lines[n].number
+            line = f" l. {number:<3} " if number else " " * 8
+            yield from hung(line + algorithm.lines[n].text.strip(), width, 12)
+    yield from space
+
+
+def hung(text, width, indent):
+    """A text as lines, those after the first indented."""
+    return map(Text, report.wrapped(text, width, subsequent_indent=" " * indent))
 
 
 def lines_of(part, width):
@@ -64,7 +102,7 @@ def maps(play, frame):
         if name not in "lmL":  # they move with O
             tall, wide = play.tile(name)
             shape = -(-rows // tall), -(-columns // wide)
-            shown.append(report.Tiles(name, *shape, lit.get(name, ()), " and ".join(kinds.get(name, ["-"]))))
+            shown.append(report.Tiles(name, *shape, lit.get(name, ()), " and ".join(kinds.get(name, ["not touched"]))))
     if "S" not in play.matrices():
         tall, wide = play.sides
         tiles, now = -(-play.n // tall), play.scores(frame)
@@ -98,14 +136,14 @@ def state_of(play, at):
     return state
 
 
-def listing(launch, frame, room):
-    """The lines that ran and their surroundings, marked."""
+def listing(launch, frame, width, around):
+    """The lines that ran, marked; or what is around and between them, too."""
     source, first = launch.source
-    at = [line - first for line in frame.lines]
-    shown = range(max(0, min(at) - 1), min(len(source), max(at) + 2))[: max(room - 1, 0)]
-    rows = [(" > " if n in at else "   ", n) for n in shown]
-    return ["", *(Text(f"{mark}{first + n:>4}  {source[n]}", no_wrap=True, overflow="crop",
-                       style="bold" if mark.strip() else "") for mark, n in rows)] if rows else []  # fmt: skip
+    ran = sorted(line - first for line in frame.lines)
+    for n in range(max(0, ran[0] - 1), min(len(source), ran[-1] + 2)) if around else ran:
+        mark = " > " if n in ran else "   "
+        start = f"{mark}{first + n:>4}  "
+        yield Text(start + report.cut(source[n], width - len(start)), style="bold" if mark.strip() else "")
 
 
 def digest(play):
@@ -119,14 +157,17 @@ def digest(play):
         frame = play.frames[at]
         paper = ", ".join(map(str, frame.paper)) or "-"
         so_far = frame.read_bytes + frame.write_bytes
-        rows.append([f"{at + 1:>4}", play.launch(frame).kernel, paper, f"{so_far:>9,}", play.says(frame)])
+        rows.append([f"{at + 1:>4}", play.launch(frame).kernel, paper, f"{so_far:>12,}", play.says(frame)])
     moving = sum(bool(counts(play.record, frame)) for frame in play.frames)
     screen.print(report.heading(f"Play: {play.stage}", play.facts))
     screen.print()
-    screen.print(report.table(["step", "kernel", "line", "HBM bytes", "what it does"], rows))
+    screen.print(report.table(["step", "kernel", "line", "bytes so far", "what it does"], rows))
     screen.print()
     screen.print(
         report.prose(f"""
+"line" is that of the paper's algorithm, and "-" where no line of the algorithm says what happens. "bytes so far" are
+those of HBM, of this step and all before it.
+
 Of {count} steps {moving} touch HBM. Listed are the first turns of each kernel's loops, and the last one. In a terminal,
 keys step through all; --html FILE writes a page that shows them.
 

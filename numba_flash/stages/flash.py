@@ -10,7 +10,7 @@ Tc = ⌈N_k/Bc⌉:
 A block of Br threads works on one head. Each thread has a row of Q_i and O_i in registers; K_j, V_j and S_ij are
 shared. S_ij is kept as [key, query], so that neighbouring threads touch neighbouring addresses; its column r belongs to
 thread r alone, so that no barrier is needed before it is read. Neighbouring threads read and write rows of Q and O that
-lie d elements apart: uncoalesced, a later lesson mends it.
+lie d elements apart: uncoalesced (lesson 12).
 
 With masks and dropout it is Algorithm 2, whose line 14 is named as such: Z is drawn where it is needed, and not stored.
 """

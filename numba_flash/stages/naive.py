@@ -52,7 +52,7 @@ def make_scores(real, allowed):
 def make_softmax(real):
     """P = softmax(S), row by row: one thread per row, three passes over it.
 
-    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
+    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced (lesson 12).
     """
     weight = make_weight(real)
 
@@ -116,7 +116,7 @@ def make_output(real):
 def make_logsumexp(real):
     """L = m + log l, the logarithm of each row's softmax denominator: one thread per row. No keys: L = −∞.
 
-    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced, a later lesson mends it.
+    Neighbouring threads read rows of S that lie N_k elements apart: uncoalesced (lesson 12).
     """
     weight = make_weight(real)
 

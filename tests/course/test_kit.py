@@ -236,3 +236,12 @@ def test_a_lesson_takes_these_flags(line):
     words = line.split()
     help = lesson(" ".join([*words[:2], "--help"])).stdout
     assert all(word in help for word in words if word.startswith("--"))
+
+
+def test_when_the_lab_comes_is_said_in_one_way():
+    """Easy after lesson 05, hard after lesson 09, in the README and in each row of the kit."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = [line for line in KIT.splitlines() if re.match(r"\| `python -m numba_flash lab ", line)]
+    assert len(rows) == 2 and all("| after lesson 05 |" in row for row in rows) and "After lesson 05 you can" in readme
+    for text in (readme, *rows):
+        assert re.findall(r"`--level hard` (?:is for )?after lesson (\d\d)", text) == ["09"]

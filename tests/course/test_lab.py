@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import __main__ as cli
+from numba_flash import report
 from numba_flash.course import lab, score
 from numba_flash.course.faults import MUTANTS, PACKAGE
 from numba_flash.course.symptoms import (
@@ -267,6 +269,14 @@ def test_a_case_without_a_terminal(run):
         assert "any comparison" not in text
 
 
+def test_words_of_lesson_12_are_not_left_alone():
+    """In the easy level, which comes after lesson 05."""
+    for seed in range(len(lab.pool(level="easy"))):
+        text = " ".join(" ".join(map(report.to_text, lab.listing(lab.Case(seed)))).split())
+        words = [word for word in ("uncoalesced", "bank conflicts") if word in text]
+        assert not words or f"What is called {' or '.join(words)} costs time, and changes no result: lesson 12." in text
+
+
 def test_what_gives_a_race_away():
     """Not the results; racecheck where it is in shared memory; and a test needs strict mode."""
 
@@ -300,6 +310,16 @@ def test_what_gives_a_wrong_result_away():
     ):
         case.symptoms = Symptoms(found, None, True, loose)
         assert lab.gives_away(case) == says
+
+
+def test_a_hint_names_lines_of_one_function():
+    """Not the lines of its neighbours, nor such as the listing does not have."""
+    for seed in range(len(lab.pool(level="hard"))):
+        case = lab.Case(seed, level="hard")
+        name, low, high = re.search(r"in (\w+), between the lines (\d+) and (\d+)\.", lab.nudge(case, 2)).groups()
+        first, last = next((first, last) for one, first, last in case.functions if one == name)
+        lines = [line for line in case.planted.lines if first <= line <= last]  # a fault may be in two functions
+        assert first <= int(low) <= lines[0] <= lines[-1] <= int(high) <= last
 
 
 @pytest.mark.course
@@ -343,7 +363,7 @@ def test_on_a_terminal(answers):
     command = [sys.executable, "-m", "numba_flash", "lab", "--stage", "naive", "--seed", str(seed)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT, close_fds=True)
     os.close(slave)
-    os.write(master, f"abc\n1\n{answers(line)}\n".encode())
+    os.write(master, f"\nabc\n1\n{answers(line)}\n".encode())
     out = b""
     while True:
         try:
@@ -356,6 +376,7 @@ def test_on_a_terminal(answers):
     assert process.wait(60) == 0
     os.close(master)
     out = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.decode()).split())
+    assert "or ? for a hint; Ctrl-D leaves." in out
     assert "'abc' is no line number" in out
     assert "line=1 is not in the listing" in out
     assert "out is right, and lse is not" in out
@@ -466,6 +487,44 @@ def test_what_a_test_finds(write):
         (EXACT, lse, "failed"),
     ):  # fmt: skip
         assert score.trial(write(text), fault, ["naive"])["kind"] == kind, (text, fault)
+
+
+@pytest.mark.course
+def test_what_is_said_of_tiles_bill_and_strict_mode_holds(write, monkeypatch):
+    """The lines that the page of a score shows run, pass on every right kernel, and find a fault of the bill; in strict
+    mode a missing barrier, which one tile hides.
+    """
+    shown = textwrap.dedent(score.HOW).strip()
+    text = f"""
+import os
+import numpy as np
+import numba_flash as nf
+
+def test(attention):
+    os.environ["NUMBA_FLASH_STRICT"] = "1"
+    n, n_k, d = 20, 70, 16
+    q, k, v = (np.random.default_rng(0).standard_normal((rows, d)).astype(np.float32) for rows in (n, n_k, n_k))
+{textwrap.indent(shown, "    ")}
+"""
+    assert all(name in shown for name in ("attention.stage", "nf.ledger()", "nf.predict(", "blocks"))
+    barrier = "flash: flash without barrier 2"
+    one_tile = text.replace('{"blocks": (8, 8)}', "{}")
+    assert one_tile != text
+    monkeypatch.setenv("NUMBA_FLASH_STRICT", "")  # and as it was, afterwards
+    for test, fault, stages, kind in (
+        (text, "", list(STAGES), "passed"), (text, "tiled: K not through its tile", ["tiled"], "failed"),
+        (text, barrier, ["flash"], "failed"), (one_tile, barrier, ["flash"], "passed"),
+    ):  # fmt: skip
+        one = score.trial(write(test), fault, stages)
+        assert one["kind"] == kind, (fault, one)
+    alive = {"stage": "flash", "direction": "forward", "stands_for": "a missing barrier", "killed": False}
+    faults = [alive | {"needs": score.NEEDS[needs]} for needs in ("strict", "bill", "whole")]
+    out = "\n".join(map(report.to_text, score.page("mine.py", ["flash"], faults, 1, False, "easy")))
+    said = " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    for line in shown.splitlines():
+        assert line in out
+    assert "strict mode, on several tiles" in said and "N_k larger than Bc" in said
 
 
 def test_the_choice_of_faults():

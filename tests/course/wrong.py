@@ -114,6 +114,21 @@ WRONG = {
         ("math.exp(S[i] - m) / l\n    # --- end", "math.exp(S[i] - m)\n    # --- end", "correct: not divided by l yet"),
         ("math.exp(S[i] - m) / l\n    # --- end", "math.exp(S[i]) / l\n    # --- end", "correct: m is not subtracted"),
         (
+            "math.exp(S[i] - m) / l\n    # --- end",
+            "math.exp(S[i] + m) / l\n    # --- end",
+            "correct: Likely: That is S + m",
+        ),
+        (
+            "math.exp(S[i] - m) / l\n    # --- end",
+            "math.exp(m - S[i]) / l\n    # --- end",
+            "correct: Likely: That is m - S",
+        ),
+        (
+            "math.exp(S[i] - m) / l\n    # --- end",
+            "math.exp(S[i] - m) * l\n    # --- end",
+            "correct: Likely: It is multiplied",
+        ),
+        (
             "P[i] = math.exp(S[i] - m) / l\n    # --- end",
             "P[i] = S[i] - m\n        P[i] = math.exp(P[i]) / l\n    # --- end",
             "bill: P stores 600|at most 300 = N|P loads 300|a register",
@@ -176,8 +191,13 @@ WRONG = {
             "        for t",
             "strict: RaceDetected|a barrier is missing|  acc += Q_i[ty, t] * K_j[tx, t]",
         ),
-        (TILES_DONE, "        # --- end", "strict: RaceDetected|a barrier is missing"),
+        (
+            TILES_DONE,
+            "        # --- end",
+            "strict: RaceDetected|a barrier is missing|T):  # walk along d, one tile at a time\n",
+        ),
         ("* K_j[tx, t]", "* K_j[ty, t]", "correct: yours is tx"),
+        ("* K_j[tx, t]", "* K_j[t, tx]", "correct: Likely: K_j is used across"),
         ("cuda.blockIdx.x * T + ty, t0", "col, t0", "correct: row ty of the tile belongs to key"),
         ("range(0, Q.shape[1], T)", "range(0, Q.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
         ("* K_j[tx, t]", "* load_or_zero(K, col, t0 + t)", "bill: K loads|N_k·d·⌈N/T⌉|use K_j[tx, t]"),
@@ -194,6 +214,8 @@ WRONG = {
     "03_output": [
         ("range(0, P.shape[1], T)", "range(0, P.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
         ("V_j[j, tx]", "V_j[tx, j]", "correct: its rows are keys"),
+        ("range(0, P.shape[1], T)", "range(0, V.shape[1], T)", "correct: Likely: The loop walks along d"),
+        ("range(0, P.shape[1], T)", "range(0, O.shape[0], T)", "correct: Likely: The loop walks along the queries"),
         (f"        {BARRIER}\n    if row", "    if row", "strict: RaceDetected|a barrier is missing"),
         ("P_ij[ty, j] * ", "load_or_zero(P, row, j0 + j) * ", "bill: P loads|N·N_k·⌈d/T⌉|use P_ij[ty, j]"),
         (
@@ -227,6 +249,24 @@ WRONG = {
             "correct: 0/0",
         ),
         ("m_new = max(a, b)", "m_new = a", "correct: where m_2 is larger"),
+        (
+            "(part_1 * O_1[i, t] + part_2 * O_2[i, t]) / l_new if l_new != float32(0) else float32(0)",
+            "(O_1[i, t] + O_2[i, t]) / float32(2)",
+            "correct: Likely: That is the mean of O_1 and O_2",
+        ),
+        (
+            "part_1 = weight(a, m_new) * l_1[i]",
+            "part_1 = weight(a, m_new)",
+            "correct: Likely: l_1 is left out: part 1 counts with weight(m_1, m)·l_1",
+        ),
+        (
+            "part_2 = weight(b, m_new) * l_2[i]",
+            "part_2 = weight(b, m_new)",
+            "correct: Likely: l_2 is left out: part 2 counts with weight(m_2, m)·l_2",
+        ),
+        ("(part_1 * O_1", "(weight(a, m_new) * O_1", "correct: Likely: In O l_1 is left out"),
+        ("+ part_2 * O_2", "+ weight(b, m_new) * O_2", "correct: Likely: In O l_2 is left out"),
+        ("(part_1 * O_1[i, t] + part_2 * O_2[i, t])", "(part_1 * O_1[i, t])", "correct: Likely: O_2 is left out"),
         ("part_1 = weight(a, m_new) * l_1[i]", "part_1 = l_1[i]", "correct: Part 1 is not brought"),
         ("m[i] = m_new", "pass", "correct: No element of m was written"),
     ],
@@ -237,6 +277,17 @@ WRONG = {
         ("l_old + new * l_tile", "l_old + l_tile", "correct: What the tile adds to l is not brought"),
         ("new = weight(m_tile, m_new)", "new = float32(1)", "correct: What the tile gives is not brought"),
         ("l_old * O[i, t]", "weight(m_i, m_new) * O[i, t]", "correct: taken for l·O"),
+        ("        m[i] = m_new\n", "", "correct: Likely: m is not stored"),
+        ("        l[i] = l_new\n", "", "correct: Likely: l is not stored"),
+        ("        l[i] = l_new\n        m[i] = m_new\n", "", "correct: Likely: Neither l nor m is stored"),
+        (
+            "weight(m_i, m_new) * l[i]",
+            "weight(m_i, m_new)",
+            "correct: Likely: The old l is left out: what was weighs weight(m_i, m_new)·l",
+        ),
+        ("l_new = l_old + new * l_tile", "l_new = new * l_tile", "correct: Likely: l_new is the new tile's alone"),
+        ("(l_old * O[i, t] + new * acc)", "(new * acc)", "correct: Likely: The old O is left out"),
+        ("m_new = max(m_i, m_tile)", "m_new = m_i + m_tile", "correct: To find it: take two tiles by hand"),
         (
             "if c < keys:\n                    acc",
             "if True:\n                    acc",

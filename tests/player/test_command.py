@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,68 @@ def test_a_picture_fits_the_terminal_and_lights_what_moves(small):
     )
     Q = [line[:3] for line in full[full.index(next(x for x in full if x.startswith(" Q  6"))) + 1 :][:6]]
     assert [cell.strip() for cell in Q] == ["·", "·", "■", "·", "·", "·"]
+
+
+def screens(one, height, width=80):
+    """The first frame of each place in a kernel as it is drawn at that size, as lines, with the frame."""
+    for at in {(frame.launch, frame.lines): at for at, frame in reversed([*enumerate(one.frames)])}.values():
+        frame = one.frames[at]
+        file = io.StringIO()
+        screen = terminal.report.console(file)
+        screen.width = width
+        screen.print(terminal.picture(one, at, height, width))
+        yield frame, file.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module", params=["naive", "tiled", "online_softmax", "flash", "flash2"])
+def any_stage(request):
+    return play(request.param)
+
+
+@pytest.mark.parametrize("height", [60, 22, 14])
+def test_what_runs_now_is_on_the_screen_at_any_height(any_stage, height):
+    """22 lines are what 80 × 24 leaves beside the keys: there the tiles, m and l, and the lines of both sources fit."""
+    for frame, lines in screens(any_stage, height):
+        assert len(lines) <= height and max(map(len, lines)) <= 80
+        text = " ".join(" ".join(lines).split())
+        assert any(line.startswith(" step ") for line in lines)
+        marked = [line for line in lines if line.startswith(" > ")]
+        more = re.search(r"^ +and (\d+) lines? more$", lines[-1])
+        assert marked and len(marked) + (int(more[1]) if more else 0) == len(frame.lines)
+        assert not more or (len(marked) >= 3 and height < 60)
+        for n in any_stage.algorithm(frame):
+            assert terminal.ALGORITHMS[any_stage.stage].lines[n].text.strip() in text
+        if height > 14:
+            assert "row 5: " in text and ("■" in text) == any(one.lit for one in terminal.maps(any_stage, frame))
+            assert height == 22 or "HBM " in text
+
+
+def test_a_source_line_has_its_comment_whole_or_none(any_stage):
+    """A number of a line that is cut is another number."""
+    source = [line.strip() for launch in any_stage.record.launches for line in launch.source[0]]
+    comments = {line.partition("#")[2] for line in source}
+    for _, lines in screens(any_stage, 60):
+        for line in lines:
+            if line[3:7].strip().isdecimal() and "#" in line[8:]:
+                assert line.partition("#")[2].rstrip() in comments
+
+
+def test_what_goes_on_in_the_next_line_is_indented(any_stage):
+    for _, lines in screens(any_stage, 60):
+        assert all(line == "" or line[0] == " " for line in lines)
+
+
+def test_the_keys_are_named(run):
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    said = " ".join(run("play", "--help")[1].split())
+    for text in (readme, said, terminal.HELP):
+        assert all(key in text for key in ("space", "arrow", "home", "end", " q"))
+
+
+def test_the_signs_of_a_digest_are_explained(run):
+    out = " ".join(run(*SMALL)[1].split())
+    assert "bytes so far" in out and "no line of the algorithm" in out and "not touched" in out
+    assert not re.search("^ -  ", out)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def intensity(rng):
             Part("How many elements does Algorithm 0 move?", ideal.elements),
             Part("Which share of them are of S and P, as a decimal?", matrices / ideal.elements),
             Part("How many operations per byte has the softmax step?", 7 / (2 * size)),
-            Part("And with twice the d?", 7 / (2 * size)),
+            Part("How many operations per byte has it with twice the d?", 7 / (2 * size)),
         ),
         "why": "4N² + 4Nd elements, 4N² of S and P: N/(N + d). Softmax reads a score and writes a weight: 7 operations "
         f"for {2 * size} bytes. d does not enter.",

@@ -33,6 +33,11 @@ EXERCISES = (
         mistakes=(
             Mistake("That is exp(S - m): it is not divided by l yet.", lambda S, m, l: np.exp(S - m)),
             Mistake("m is not subtracted: exp of a score above 88.7 is ∞ in float32.", lambda S, m, l: np.exp(S) / l),
+            Mistake("That is S + m: subtract m, so that exp stays below 1.", lambda S, m, l: np.exp(S + m) / l),
+            Mistake(
+                "That is m - S: the largest score then has the smallest weight.", lambda S, m, l: np.exp(m - S) / l
+            ),
+            Mistake("It is multiplied by l, and not divided.", lambda S, m, l: np.exp(S - m) * l),
             Mistake("That is S - m, what `subtract` makes. The step of `weigh` is missing.", lambda S, m, l: S - m),
             Mistake("That is (S - m) / l: the exponential is missing.", lambda S, m, l: (S - m) / l),
         ),

@@ -48,6 +48,24 @@ def _across(P, V):
     return O
 
 
+def _across_keys(Q, K, scale):
+    """K_j[t, tx] in place of K_j[tx, t]."""
+    S = np.zeros((len(Q), len(K)), np.float32)
+    for t in range(-(-Q.shape[1] // T) * T):
+        rows = _rows_of_tile(K, np.arange(len(K)) // T * T + t % T)
+        columns = t // T * T + np.arange(len(K)) % T
+        inside = columns < K.shape[1]
+        key = np.where(inside, rows[np.arange(len(K)), np.minimum(columns, K.shape[1] - 1)], 0)
+        S += np.outer(Q[:, t], key) if t < Q.shape[1] else 0
+    return scale * S
+
+
+def _first_keys(P, V, length):
+    """The keys of as many tiles as there are along another length."""
+    keys = -(-length // T) * T
+    return P[:, :keys] @ V[:keys]
+
+
 EXERCISES = (
     Exercise(
         name="03_tile",
@@ -91,6 +109,10 @@ EXERCISES = (
             Mistake(
                 "The row of K_j is wrong in the sum: row ty belongs to the key of another thread; yours is tx.",
                 _by_query_row,
+            ),
+            Mistake(
+                "K_j is used across, as K_j[t, tx]: its rows are keys, so the key of the thread is K_j[tx, t].",
+                _across_keys,
             ),
             Mistake(
                 "Only whole tiles along d take part: the last one, which hangs over the edge, is left out.",
@@ -169,6 +191,14 @@ EXERCISES = (
             Mistake(
                 "Only the last tile of keys counts: `acc` begins anew at each step.",
                 lambda P, V: P[:, (len(V) - 1) // T * T :] @ V[(len(V) - 1) // T * T :],
+            ),
+            Mistake(
+                "The loop walks along d, in steps up to V.shape[1]. It is along the keys: P.shape[1], or V.shape[0].",
+                lambda P, V: _first_keys(P, V, V.shape[1]),
+            ),
+            Mistake(
+                "The loop walks along the queries, in steps up to P.shape[0]. It is along the keys: P.shape[1].",
+                lambda P, V: _first_keys(P, V, len(P)),
             ),
             Mistake("V_j is used as V_j[tx, j], across; its rows are keys, so it is V_j[j, tx].", _across),
         ),

@@ -32,14 +32,17 @@ def _two_parts(rng, N, d, special=True):
     return *one, *two
 
 
-def _merged(m_1, l_1, O_1, m_2, l_2, O_2, *, m=None, divided=True, with_l=True, guard=True, scaled=(True, True)):
+def _merged(m_1, l_1, O_1, m_2, l_2, O_2, *, m=None, divided=True, guard=True, scaled=(True, True),
+            counted=(1, 1), counted_in_O=(1, 1)):  # fmt: skip
+    """O, l and m of two parts, with a slip. counted: 0 where a part's l is taken for 1."""
     m = np.maximum(m_1, m_2) if m is None else m
     w_1, w_2 = (
         np.where(guard & np.isneginf(x), 0, np.exp(x - m)) if comes else np.ones_like(m)
         for x, comes in zip((m_1, m_2), scaled)
     )
+    l_1, l_2 = (l if there else np.ones_like(l) for l, there in zip((l_1, l_2), counted))
     l = w_1 * l_1 + w_2 * l_2
-    a, b = (w_1 * l_1, w_2 * l_2) if with_l else (w_1, w_2)
+    a, b = (w * l if there else w for w, l, there in ((w_1, l_1, counted_in_O[0]), (w_2, l_2, counted_in_O[1])))
     O = a[:, None] * O_1 + b[:, None] * O_2
     return m, l, O / (np.where(l == 0, 1, l) if guard else l)[:, None] if divided else O
 
@@ -172,7 +175,7 @@ EXERCISES = (
         mistakes=(
             Mistake(
                 "O_1 and O_2 are added without their l. They are divided by l already, so multiply by it first.",
-                lambda *x: _merged(*x, with_l=False),
+                lambda *x: _merged(*x, counted_in_O=(0, 0)),
             ),
             Mistake("O is not divided by the new l.", lambda *x: _merged(*x, divided=False)),
             Mistake(
@@ -196,6 +199,39 @@ EXERCISES = (
                     lambda *x, scaled=scaled: _merged(*x, scaled=scaled),
                 )
                 for part, scaled in ((1, (False, True)), (2, (True, False)))
+            ),
+            Mistake(
+                "l_1 and l_2 are left out: each part counts with weight(m_1, m)·l_1, and likewise for part 2.",
+                lambda *x: _merged(*x, counted=(0, 0)),
+            ),
+            *(
+                Mistake(
+                    f"l_{part} is left out: part {part} counts with weight(m_{part}, m)·l_{part}.",
+                    lambda *x, counted=counted: _merged(*x, counted=counted),
+                )
+                for part, counted in ((1, (0, 1)), (2, (1, 0)))
+            ),
+            *(
+                Mistake(
+                    f"In O l_{part} is left out. O_{part} is divided by it already, so multiply by it first.",
+                    lambda *x, counted=counted: _merged(*x, counted_in_O=counted),
+                )
+                for part, counted in ((1, (0, 1)), (2, (1, 0)))
+            ),
+            Mistake(
+                "That is the mean of O_1 and O_2. Each counts as much as its part of the new l.",
+                lambda *x: (*_merged(*x)[:2], (x[2] + x[5]) / 2),
+            ),
+            Mistake(
+                "That is the sum of O_1 and O_2. Each counts as much as its part of the new l.",
+                lambda *x: (*_merged(*x)[:2], x[2] + x[5]),
+            ),
+            *(
+                Mistake(
+                    f"O_{gone} is left out: O is the sum of what both parts bring.",
+                    lambda *x, at=at: _merged(*x[:at], np.zeros_like(x[at]), *x[at + 1 :]),
+                )
+                for gone, at in ((1, 2), (2, 5))
             ),
             Mistake("The new m is m_1, also where m_2 is larger.", lambda *x: _merged(*x, m=x[0])),
         ),

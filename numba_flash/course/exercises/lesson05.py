@@ -30,8 +30,9 @@ def _scores(rng, N, N_k, special=True):
     return S, V
 
 
-def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=True, divide=True, start=-np.inf):
-    """Algorithm 1, lines 10 to 13, tile after tile, with a slip."""
+def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=True, divide=True, start=-np.inf,
+             times_l=True, add_l=True, add_O=True, stored="Olm"):  # fmt: skip
+    """Algorithm 1, lines 10 to 13, tile after tile, with a slip. stored: what goes back to HBM."""
     O, l, m = np.zeros((len(S), V.shape[1]), S.dtype), np.zeros(len(S), S.dtype), np.full(len(S), -np.inf, S.dtype)
     for j in range(0, S.shape[1], Bc):
         part = S[:, j : j + Bc]
@@ -40,13 +41,14 @@ def _updated(S, V, *, old_O=True, old_l=True, new_O=True, new_l=True, l_in_O=Tru
         finite, finite_tile = (np.where(np.isneginf(x), 0, x) for x in (m_new, m_tile))
         P = np.exp(part - finite_tile[:, None])
         w_old, w_new = np.exp(m - finite), np.exp(m_tile - finite)
-        l_new = (w_old if old_l else 1) * l + (w_new if new_l else 1) * P.sum(axis=1)
-        before = (w_old if old_O else 1) * (l if l_in_O else 1)
+        l_before = l if times_l else np.ones_like(l)
+        l_new = (w_old if old_l else 1) * l_before * add_l + (w_new if new_l else 1) * P.sum(axis=1)
+        before = (w_old if old_O else 1) * (l_before if l_in_O else 1) * add_O
         scale = w_new if new_O else np.ones_like(w_new)
-        O = before[:, None] * O + scale[:, None] * (P @ V[j : j + Bc])
+        O_old, O = O, before[:, None] * O + scale[:, None] * (P @ V[j : j + Bc])
         if divide:
             O = O / np.where(l_new == 0, 1, l_new)[:, None]
-        l, m = l_new, m_new
+        O, l, m = (new if x in stored else old for x, old, new in (("O", O_old, O), ("l", l, l_new), ("m", m, m_new)))
     return O, l, m
 
 
@@ -144,6 +146,29 @@ EXERCISES = (
             Mistake(
                 "m_tile begins at a finite number, not at -∞: where all scores are lower, or -∞, m must be so, too.",
                 lambda S, V: _updated(S, V, start=SENTINEL),
+            ),
+            *(
+                Mistake(
+                    f"{what} stored: the next tile finds what was there before the first, as if it were the first.",
+                    lambda S, V, stored=stored: _updated(S, V, stored=stored),
+                )
+                for what, stored in (("m is not", "Ol"), ("l is not", "Om"), ("Neither l nor m is", "O"))
+            ),
+            Mistake(
+                "O is not stored: it stays 0, as it was before the first tile.",
+                lambda S, V: _updated(S, V, stored="lm"),
+            ),
+            Mistake(
+                "The old l is left out: what was weighs weight(m_i, m_new)·l, in l_new and in O.",
+                lambda S, V: _updated(S, V, times_l=False),
+            ),
+            Mistake(
+                "l_new is the new tile's alone: the old l, times weight(m_i, m_new), is to be added.",
+                lambda S, V: _updated(S, V, add_l=False),
+            ),
+            Mistake(
+                "The old O is left out: the old l times the old O, rescaled, is to be added.",
+                lambda S, V: _updated(S, V, add_O=False),
             ),
             Mistake("O is not divided by l_new.", lambda S, V: _updated(S, V, divide=False)),
             Mistake(
