@@ -307,6 +307,8 @@ WRONG = {
     ],
     "07_recompute": [
         ("s * scale - L_i", "s - L_i", "correct: not multiplied by scale"),
+        ("math.exp(s * scale - L_i)", "math.exp(s * scale) / math.exp(L_i)", "correct: inf/inf is nan. Subtract first"),
+        ("math.exp(s * scale - L_i)", "math.exp(s * scale) * math.exp(-L_i)", "correct: inf/inf is nan. Subtract"),
         ("* (dp - D_i)", "* dp", "correct: D is not subtracted"),
         ("s * scale - L_i", "s * scale + L_i", "correct: L has the wrong sign"),
         ("* (dp - D_i)", "* (dp - D_i) * scale", "correct: scale comes twice"),
