@@ -218,8 +218,14 @@ def check_distinct(**files):
 def check_answers(path):
     """Find out before the run whether answers can be added to `path`. ValueError where they cannot."""
     check_writable(path)
-    if path is not None:
-        questions.earlier(path)
+    if path is None:
+        return
+    questions.earlier(path)
+    try:
+        with questions.locked(Path(path).resolve()):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path!r}: its folder cannot be written to ({error.strerror}): name another file") from None
 
 
 class Lesson:
@@ -236,7 +242,7 @@ class Lesson:
         self.parts = 0
         self.dice = random.Random(f"lesson {name[:2]}, seed {self.seed}")  # of the questions
         self.run = {"lesson": name[:2], "seed": self.seed, "questions": []}
-        self.runs = [*(questions.earlier(self.answers) if self.answers else []), self.run]
+        self.kept = None  # what the file of --answers has of this run
         self.alone = not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or in_notebook()  # nobody answers
         self.explained = False  # whether a bill has said what it counts
         heads = plural(self.heads, "head")
@@ -306,7 +312,7 @@ class Lesson:
                 told.append(f"Answer {label}: {question.shown}. {question.how}")
             self.run["questions"][-1] = question.kept()
             if self.answers:
-                questions.write(self.answers, self.runs)
+                self.kept = questions.keep(self.answers, self.run, self.kept)
         if told or not asked:
             how = " (On a terminal the lesson asks for it.)" if first and asked else ""
             self.text(f"Write your answer down before you read on.{how}")
