@@ -189,6 +189,8 @@ def check_writable(path, suffixes=None, kind="picture"):
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
         raise ValueError(f"{path!r} is not a {kind} that can be written: end it in {' or '.join(suffixes)}")
+    if path == "-":
+        raise ValueError("'-' is no name of a file, and here nothing is written to standard output")
     there = file.exists()
     try:
         file.open("a").close()

@@ -20,8 +20,6 @@ def writable(*suffixes):
     def path(text):
         try:
             check_writable(text, suffixes)
-            if text == "-":
-                raise ValueError("'-' is no name of a file, and only --json writes to standard output")
         except (ValueError, OSError) as error:
             raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
         return text

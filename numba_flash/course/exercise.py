@@ -167,9 +167,14 @@ def load(path):
     return module
 
 
+def python_lines(text):
+    """The lines of a file as Python numbers them: str.splitlines ends a line at U+2028 and others, too."""
+    return re.split(r"\r\n?|\n", text)
+
+
 def hole(text):
     """(number of its first line, its lines) of the first hole, without the markers; None where there is none."""
-    lines = text.splitlines()
+    lines = python_lines(text)
     begin = next((at for at, line in enumerate(lines) if line.strip().startswith(BEGIN)), None)
     end = next((at for at, line in enumerate(lines) if line.strip().startswith(END)), None)
     if begin is None or end is None or end < begin:

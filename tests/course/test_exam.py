@@ -307,7 +307,7 @@ def test_a_truth_value_answers_yes_or_no():
         (("--seed", "x"), "give a whole number"),
         (("--html", "exam.pdf"), "end it in .html"),
         (("--md", "no/such/folder/x.md"), "does not exist"),
-        (("--md", "-"), "only --json writes to standard output"),
+        (("--md", "-"), "'-' is no name of a file"),
         (("--html", "-"), "end it in .html"),
     ],
 )

@@ -56,6 +56,19 @@ def no_maximum(S, V):
 NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88 is infinite, and inf/inf is nan."
 
 
+def maximum_without_scale(Q, K, V, scale):
+    """The mistake of attention whose m is that of the scores before scale: where they are large, l is 0 -> O."""
+    S = Q @ K.T
+    P = np.exp(scale * S - S.max(axis=1, keepdims=True))
+    return P @ V / P.sum(axis=1, keepdims=True)
+
+
+MAXIMUM_WITHOUT_SCALE = (
+    "The maximum is that of the scores before scale. Mostly m cancels; but where scores are large, all exponentials "
+    "are 0 then, and so is l."
+)
+
+
 def finite_start(what="m", *, guarded):
     """The mistakes of attention whose m begins at a finite number: l is 0, and O is nan, or 0 if that is guarded."""
 

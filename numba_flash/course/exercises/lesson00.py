@@ -51,6 +51,8 @@ EXERCISES = (
         faults={
             "OutOfBounds": "the guard is missing, or lets one thread too many through: a thread whose number is N or "
             "more has no element.",
+            "RaceDetected in one line": "several threads store the same element. A thread has one element, that of its "
+            "own number, cuda.grid(1): it goes through no others, and threads past the end do nothing.",
             "RaceDetected": f"cuda.threadIdx.x was taken for the thread's number. It begins at 0 in each block; you "
             f"want {GRID}.",
             "unwritten": f"the guard keeps too many threads out, or the number is not {GRID}.",

@@ -7,6 +7,10 @@ from .common import LOWEST, SCALE, SENTINEL, cases, normal, weights
 
 SCORES = ({"N": 20, "N_k": 50, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 32, "N_k": 16, "d": 8},
           {"N": 17, "N_k": 3, "d": 5})  # fmt: skip
+COLUMN = (
+    "the second index of Q and of K is a column, of which there are d: a score is the sum of Q[i, t] * K[j, t] for "
+    "t in range(Q.shape[1])."
+)
 
 
 def scores(rng, N, N_k, d):
@@ -72,6 +76,7 @@ EXERCISES = (
         ),
         mistakes=score_mistakes(),
         faults={
+            **{f"OutOfBounds {x} 1": COLUMN for x in "QK"},
             "OutOfBounds": "the guard is missing, or i and j are exchanged: `cuda.grid(2)` gives x first, and x runs "
             "along the keys.",
             "unwritten": "i and j are exchanged: `cuda.grid(2)` gives x first, and x runs along the keys, so j, i = "
