@@ -16,6 +16,7 @@ from .exercises import EXERCISES
 from .judge import CRITERIA
 
 SECONDS = 30
+HINTS = 3  # of each exercise
 LARGEST = 10**6  # bytes of a file
 MOST = 20_000  # files and folders under a folder of answers
 LEFT_OUT = (
@@ -37,22 +38,31 @@ def add_command(command):
     )
     sub.add_argument("files", nargs="*", metavar="FILE", help="a file, the name of an exercise, or a folder of answers")
     number = lesson.whole_number
-    sub.add_argument("--hint", type=number(1, None), metavar="N", help="show hints 1 to N, and judge nothing")
+    sub.add_argument("--hint", type=number(1, HINTS), metavar="N", help="show hints 1 to N, and judge nothing")
     sub.add_argument("--solution", action="store_true", help="show a solution, and judge nothing")
     sub.add_argument("--copy", metavar="DIR", help="copy the exercises to DIR, or those named, and judge nothing")
-    what = "time for one file, after which it is stopped (default: %(default)s)"
-    sub.add_argument("--seconds", type=number(1, 3600), default=SECONDS, metavar="S", help=what)
+    what = f"time for one file, after which it is stopped (default: {SECONDS})"
+    sub.add_argument("--seconds", type=number(1, 3600), metavar="S", help=what)
     output.add_json(sub, "the verdicts, for grading,", "report")
 
 
 def check(flags):
     screen = report.console()
-    given = [name for name in ("copy", "hint", "solution", "json") if getattr(flags, name)]
-    if given[1:] and given != ["hint", "solution"]:
-        raise ValueError(f"--{given[0]} judges nothing, and does not go with --{given[1]}: leave one of them out")
-    if flags.copy:
+    given = {
+        name for name in ("copy", "hint", "solution", "seconds", "json") if getattr(flags, name) not in (None, False)
+    }
+    for name, others in (
+        ("copy", ("hint", "solution")),
+        *((n, ("seconds", "json")) for n in ("copy", "hint", "solution")),
+    ):
+        for other in others:
+            if {name, other} <= given:
+                raise ValueError(f"--{name} judges nothing, and does not go with --{other}: leave one of them out")
+    if flags.copy is not None:
         return copy(flags, screen)
     if not flags.files:
+        if flags.seconds:
+            raise ValueError(f"--seconds is for judging: name a file, {COMMAND} 00_guard --seconds {flags.seconds}")
         if flags.hint or flags.solution:
             raise ValueError(
                 f"--{'hint' if flags.hint else 'solution'} needs the exercise: {COMMAND} 00_guard --hint 1"
@@ -66,7 +76,7 @@ def check(flags):
     verdicts = []
     with report.progress("checking", len(files), after=1) as advance:
         for file in files:
-            verdicts.append(verdict_on(file, flags.seconds))
+            verdicts.append(verdict_on(file, flags.seconds or SECONDS))
             advance()
     if flags.json != "-":
         for line in page(verdicts):
@@ -290,6 +300,8 @@ def show_help(exercise, flags, screen):
 
 
 def copy(flags, screen):
+    if not flags.copy:
+        raise ValueError("--copy '' names no folder: give it one, such as work")
     wanted = [exercise_of(Path(name)) for name in flags.files] or list(EXERCISES.values())
     target = Path(flags.copy)
     try:

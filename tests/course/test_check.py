@@ -417,7 +417,7 @@ def test_without_a_file_it_lists_the_exercises(run):
 
 def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
     hints = GUARD.hints
-    for number in (1, 2, 3, 9):
+    for number in (1, 2, 3):
         status, out, _ = run("00_guard", "--hint", number)
         assert status == 0
         assert [plain(hint) in plain(out) for hint in hints] == [at < number for at in range(3)]
@@ -425,10 +425,18 @@ def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
     status, out, _ = run("00_guard", "--solution")
     assert status == 0 and all(line.strip() in out for line in hole(GUARD.solution)[1])
     assert run("--hint", 1)[0] == 2 and "needs the exercise" in run("--solution")[2]
-    assert run("00_guard", "--hint", 0)[0] == 2
+    for number in (0, 4):
+        assert "from 1 to 3" in run("00_guard", "--hint", number)[2]
+    assert {len(exercise.hints) for exercise in EXERCISES.values()} == {check.HINTS}
 
 
-@pytest.mark.parametrize("flags", ["--solution --json", "--hint 1 --json", "--copy x --json", "--copy x --hint 1"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--solution --json", "--hint 1 --json", "--copy x --json", "--copy x --hint 1", "--copy x --solution"),
+        *("--copy x --seconds 5", "--hint 1 --seconds 30", "--solution --seconds 5", "--hint 1 --solution --json"),
+    ],
+)
 def test_flags_that_do_not_go_together(run, flags):
     status, out, err = run("00_guard", *flags.split())
     assert (status, out) == (2, "") and "judges nothing, and does not go with" in plain(err)
@@ -445,6 +453,7 @@ def test_copies_to_work_on_that_overwrite_nothing(run):
     assert sorted(file.stem for file in Path("work").iterdir()) == sorted(EXERCISES)
     status, _, err = run("--copy", "work/00_guard.py")
     assert status == 2 and "name a folder" in err
+    assert "names no folder" in run("--copy", "")[2] and "--seconds is for judging" in run("--seconds", 5)[2]
 
 
 def test_json_does_not_overwrite_an_answer(run):
