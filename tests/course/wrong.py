@@ -398,6 +398,7 @@ WRONG = {
         ("cuda.blockIdx.x, j // Bc]", "cuda.blockIdx.x, j]", "strict: OutOfBounds|its column is j // Bc"),
         ("range(r, min(Bc, N_k - j) * d, Br)", "range(r, Bc * d, Br)", "strict: OutOfBounds|hangs over the edge"),
         (f"{SKIP}{LOADS}", f"{LOADS}{SKIP}", "bill: K loads|visited·d|ask the mask first"),
+        (" == 0:\n            continue", " != 1:\n            continue", "correct: 0 means left out, and nothing else"),
         (" == 0:\n            continue", " != 0:\n            continue", "correct: 0 means left out"),
     ],
     "11_split": [

@@ -25,7 +25,7 @@ EXERCISES = (
         outputs=("Z",),
         inputs=cases(
             1,
-            lambda rng, N: (normal(rng, N), normal(rng, N), np.float32(2.5)),
+            lambda rng, N: (normal(rng, N), normal(rng, N), np.float32(rng.uniform(2, 3))),
             *({"N": n} for n in (1000, 1, 64, 65, 128)),
         ),
         sizes=lambda X, Y, factor: {"N": len(X)},

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import LOWEST, SCALE, SENTINEL, cases, normal, weights
+from .common import LOWEST, SENTINEL, a_scale, cases, normal, weights
 
 SCORES = ({"N": 20, "N_k": 50, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 32, "N_k": 16, "d": 8},
           {"N": 17, "N_k": 3, "d": 5})  # fmt: skip
@@ -14,7 +14,7 @@ COLUMN = (
 
 
 def scores(rng, N, N_k, d):
-    return normal(rng, N, d, mean=0.5), normal(rng, N_k, d, mean=0.5), SCALE
+    return normal(rng, N, d, mean=0.5), normal(rng, N_k, d, mean=0.5), a_scale(rng)
 
 
 def score_mistakes():

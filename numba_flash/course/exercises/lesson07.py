@@ -3,19 +3,20 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import SCALE, cases, normal, qkv
+from .common import a_scale, cases, normal, qkv
 
 
 def _backward(rng, N, N_k, d=8, high=False):
     """What the backward pass is given. high: scores beyond 100, too large for exp."""
     Q, K, V = qkv(rng, N, N_k, d)
     Q *= 16 if high else 1
-    S = SCALE * (Q @ K.T)
+    scale = a_scale(rng)
+    S = scale * (Q @ K.T)
     m = S.max(axis=1)
     l = np.exp(S - m[:, None]).sum(axis=1)
     dO = normal(rng, N, d)
     O = np.exp(S - m[:, None]) @ V / l[:, None]
-    return Q, K, V, dO, m + np.log(l), (dO * O).sum(axis=1), SCALE
+    return Q, K, V, dO, m + np.log(l), (dO * O).sum(axis=1), scale
 
 
 EXP_OF_EACH = (
