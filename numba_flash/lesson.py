@@ -37,6 +37,7 @@ from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
+from .files import write_text
 from .hbm.ledger import KINDS, Count
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
@@ -478,13 +479,13 @@ class Lesson:
             python -m numba_flash check work/{names[0]}.py
         """)
         if self.json:
-            Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
-        files = (
+            write_text(self.json, json.dumps(self.figures, indent=1) + "\n")
+        pictures = (
             picture.save(self.heading, self.pages, self.svg, f"numba_flash, lesson {self.run['lesson']}")
             if self.svg
             else []
         )
-        pictures = " to ".join(dict.fromkeys([*files[:1], *files[-1:]]))
+        pictures = " to ".join(dict.fromkeys([*pictures[:1], *pictures[-1:]]))
         for file in filter(None, (self.json, self.answers, pictures)):
             self.screen.print(f" written: {file}")
 

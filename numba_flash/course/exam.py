@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 
 from .. import output, report
+from ..files import write_text
 from ..lesson import check_distinct, whole_number
 from ..questions import NEAR
 from ..questions import number as number_from
@@ -68,9 +69,9 @@ def run(flags):
     output.show(page, figures, flags.json)
     if flags.html:
         text = "\n".join(map(report.to_text, page))
-        Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
+        write_text(flags.html, PAGE.format(seed=flags.seed, text=escape(text)))
     if flags.md:
-        Path(flags.md).write_text(markdown, encoding="utf-8")
+        write_text(flags.md, markdown)
     for file in filter(None, (flags.html, flags.md) if flags.json != "-" else ()):
         report.console().print(f" written: {file}", soft_wrap=True)
     return 0

@@ -361,6 +361,13 @@ def test_an_answer_that_never_ends_is_stopped(text, during):
 
 
 @unix_only
+@pytest.mark.parametrize("line", ["import os\nos.closerange(3, 100)", "import os, shutil\nshutil.rmtree(os.getcwd())"])
+def test_an_answer_that_closes_or_deletes_what_is_not_its_own(line):
+    message = sandboxed(solved("B = 64", f"{line}\nB = 64"))["message"]
+    assert message is None or "closes or deletes files that are not its own" in message
+
+
+@unix_only
 def test_what_an_answer_starts_is_stopped_with_it():
     children = (
         "import os, subprocess, sys\n"
