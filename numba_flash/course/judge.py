@@ -63,6 +63,7 @@ REASONS = {  # of what the compiler says: the first pattern that is found
     "name the element, as in X[i] or S[i, j].",
     r">>> \w+\(.*none": "None stands where a number should: begin a sum with float32(0).",
 }
+AGAIN = "all threads do this alike, each of them again. Share it out: each does a part, and a barrier makes it known."
 ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
 
 
@@ -571,7 +572,7 @@ def too_much(launch, share, sizes, own):
     """What the busiest thread of a recorded launch does beyond its share, as sentences; or None.
 
     own: whether the answer chose grid and block. Where the exercise did, and many threads of the block do about as much
-    in shared memory, none of them does what is another one's.
+    in shared memory, none of them does what is another one's; but each may do again what all do.
     """
     space = {"HBM": "global", "shared memory": "shared"}[share.space]
     numbers = [number for number, array in enumerate(launch.arrays) if array and array.space == space]
@@ -585,7 +586,7 @@ def too_much(launch, share, sizes, own):
         return None
     at, thread = map(int, np.unravel_index(done.argmax(), done.shape))
     alike = (2 * done[at] >= most).mean() >= MANY and threads > 1
-    if alike and not own and space == "shared":
+    if alike and not own and space == "shared" and most <= share.alike * allowed:
         return None
     who = f"Thread {place_of(position(thread, launch.block), launch.block)}"
     whose = f"block {place_of(launch.blocks[at], launch.grid)}"
@@ -597,7 +598,7 @@ def too_much(launch, share, sizes, own):
         does = f"{who} of {whose} does more than its share"
     return (
         f"{does}: {most:,} loads and stores in {share.space}, where each thread should do at most {allowed:,} = "
-        f"{share}, {share.why}. Likely: {FEW if alike else SERIAL}"
+        f"{share}, {share.why}. Likely: {(FEW if own else AGAIN) if alike else SERIAL}"
     )
 
 

@@ -243,8 +243,16 @@ def test_who_does_what_the_others_do_does_not_do_their_work(name, old, new):
     exercise = EXERCISES[name]
     verdict = judge(exercise, answer(solved(old, new, exercise), f"{name}.py"))
     assert verdict["passed"], verdict["criteria"]["parallel"]["message"]
+    few = replace(exercise, share=(Share("shared memory", "2", "two"),))
+    says = judge(few, answer(exercise.solution, f"{name}.py"))["criteria"]["parallel"]["message"]
+    assert "Likely: all threads do this alike, each of them again." in says
+
+
+def test_too_few_threads_are_not_one_thread():
+    exercise = EXERCISES["05_attention"]
     few = replace(exercise, share=(Share("HBM", "2", "two"),))
-    assert "Likely: its threads are too few" in judge(few, answer(exercise.solution))["criteria"]["parallel"]["message"]
+    says = judge(few, answer(exercise.solution, "05_attention.py"))["criteria"]["parallel"]["message"]
+    assert "Likely: its threads are too few" in says
 
 
 def test_a_likely_mistake_of_the_bill_is_left_out_where_the_output_explains_it():

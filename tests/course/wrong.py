@@ -114,6 +114,12 @@ WRONG = {
         ("while half > 0:", "while half > 1:", "correct: that with half = 1"),
         ("if tx < half:", "if tx <= half:", "strict: |tx"),
         (
+            "while half > 0:\n        if tx < half:\n            tile[tx] += tile[tx + half]\n        "
+            f"{BARRIER}\n        half //= 2",
+            f"s = float32(0)\n    for k in range(B):\n        s += tile[k]\n    {BARRIER}\n    tile[tx] = s",
+            "parallel: does more than its share|all threads do this alike, each of them again",
+        ),
+        (
             "if tx < half:\n            tile[tx] += tile[tx + half]",
             "if tx > 0:\n            tile[0] += tile[tx]",
             "strict: RaceDetected|no barrier parts the threads in one line|index must",

@@ -70,7 +70,9 @@ EXERCISES = (
         ),
         share=(
             Share("HBM", "2", "a load and, for one thread of a block, a store"),
-            Share("shared memory", "2*(3*log2(B) + 2)", "twice what it takes: its element, and one addition per step"),
+            Share(
+                "shared memory", "2*(3*log2(B) + 2)", "twice what it takes: its element, and one addition per step", 1
+            ),
         ),
         hints=(
             "Two things happen in turn: half of the threads add, and everybody waits. As half gets smaller, fewer "
