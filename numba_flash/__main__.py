@@ -227,6 +227,8 @@ def bill(flags):
         fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
         place = device(flags.device).name
         refuse_scores(flags, place)
+        if place != "gpu":
+            refuse_work(flags, operations, sizes | more)
         counted, results, inputs = count(flags, place)
         if flags.direction == "forward":
             error, naive, limit = errors(flags, results, *inputs, place)
@@ -275,6 +277,13 @@ def refuse_scores(flags, place):
     if not STAGES[flags.stage].fused:
         size = flags.batch * flags.heads * flags.n * keys * np.dtype(flags.dtype).itemsize
         refuse_if_too_large(size, f"S of {flags.n:,} × {keys:,}", place)
+
+
+def refuse_work(flags, operations, how):
+    """ValueError where the run, and what it is compared with, would take minutes on a CPU."""
+    how = how | {"blocks": None, "split_kv": None, "deterministic": True}
+    compared = flops("naive", **how) * (2 if flags.dtype == "float32" and flags.stage != "naive" else 1)
+    listing.refuse_long(operations + compared, flags.n, ", or --predict-only, which runs nothing")
 
 
 def count(flags, place):

@@ -37,6 +37,7 @@ from .engine.launch import device
 from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
+from .files import write_text
 from .hbm.ledger import KINDS, Count
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
@@ -189,6 +190,8 @@ def check_writable(path, suffixes=None, kind="picture"):
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
         raise ValueError(f"{path!r} is not a {kind} that can be written: end it in {' or '.join(suffixes)}")
+    if path == "-":
+        raise ValueError("'-' is no name of a file, and here nothing is written to standard output")
     there = file.exists()
     try:
         file.open("a").close()
@@ -218,8 +221,14 @@ def check_distinct(**files):
 def check_answers(path):
     """Find out before the run whether answers can be added to `path`. ValueError where they cannot."""
     check_writable(path)
-    if path is not None:
-        questions.earlier(path)
+    if path is None:
+        return
+    questions.earlier(path)
+    try:
+        with questions.locked(Path(path).resolve()):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path!r}: its folder cannot be written to ({error.strerror}): name another file") from None
 
 
 class Lesson:
@@ -236,7 +245,7 @@ class Lesson:
         self.parts = 0
         self.dice = random.Random(f"lesson {name[:2]}, seed {self.seed}")  # of the questions
         self.run = {"lesson": name[:2], "seed": self.seed, "questions": []}
-        self.runs = [*(questions.earlier(self.answers) if self.answers else []), self.run]
+        self.kept = None  # what the file of --answers has of this run
         self.alone = not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or in_notebook()  # nobody answers
         self.explained = False  # whether a bill has said what it counts
         heads = plural(self.heads, "head")
@@ -306,7 +315,7 @@ class Lesson:
                 told.append(f"Answer {label}: {question.shown}. {question.how}")
             self.run["questions"][-1] = question.kept()
             if self.answers:
-                questions.write(self.answers, self.runs)
+                self.kept = questions.keep(self.answers, self.run, self.kept)
         if told or not asked:
             how = " (On a terminal the lesson asks for it.)" if first and asked else ""
             self.text(f"Write your answer down before you read on.{how}")
@@ -474,13 +483,13 @@ class Lesson:
             python -m numba_flash check work/{names[0]}.py
         """)
         if self.json:
-            Path(self.json).write_text(json.dumps(self.figures, indent=1) + "\n")
-        files = (
+            write_text(self.json, json.dumps(self.figures, indent=1) + "\n")
+        pictures = (
             picture.save(self.heading, self.pages, self.svg, f"numba_flash, lesson {self.run['lesson']}")
             if self.svg
             else []
         )
-        pictures = " to ".join(dict.fromkeys([*files[:1], *files[-1:]]))
+        pictures = " to ".join(dict.fromkeys([*pictures[:1], *pictures[-1:]]))
         for file in filter(None, (self.json, self.answers, pictures)):
             self.screen.print(f" written: {file}")
 

@@ -22,6 +22,10 @@ from .lesson import check_distinct, check_writable, plural, whole_number
 from .stages import STAGES
 
 N = 256  # every stage runs in a second or two
+OF_STAGE = {  # the flags of a stage, and what they are when left out
+    "stage": "flash2", "n": N, "d": 64, "heads": 1, "blocks": None, "direction": "forward", "causal": False,
+    "dropout": 0.0,
+}  # fmt: skip
 MOST = 2e11  # floating-point operations, about a minute on a CPU
 
 
@@ -29,46 +33,52 @@ def add_command(command):
     sub = command("listing", show, "print kernels, a stage's or your own, with the HBM traffic of each source line")
     what = "a script that launches kernels with nf.launch, or an exercise's file, which is run; without one, a stage"
     sub.add_argument("file", nargs="?", metavar="FILE", help=what)
-    sub.add_argument("--stage", choices=STAGES, metavar="STAGE", default="flash2", help=f"{', '.join(STAGES)}")
-    for flag, least, most, value, meaning in (
-        ("n", 1, None, N, "N, the number of queries and of keys (default: %(default)s)"),
-        ("d", 1, MAX_D, 64, "d, the number of columns of a head (default: %(default)s)"),
-        ("heads", 1, GRID_YZ, 1, "number of heads (default: %(default)s)"),
+    what = f"{', '.join(STAGES)} (default: flash2)"
+    sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=what)
+    for flag, least, most, meaning in (
+        ("n", 1, None, "N, the number of queries and of keys"),
+        ("d", 1, MAX_D, "d, the number of columns of a head"),
+        ("heads", 1, GRID_YZ, "number of heads"),
     ):
-        sub.add_argument(
-            f"--{flag}", type=whole_number(least, most), default=value, metavar=flag[0].upper(), help=meaning
-        )
+        meaning += f" (default: {OF_STAGE[flag]})"
+        sub.add_argument(f"--{flag}", type=whole_number(least, most), metavar=flag[0].upper(), help=meaning)
     tiles = "T, or Br Bc for flash and flash2 (default: what fits)"
     sub.add_argument("--blocks", type=whole_number(1), nargs="+", metavar="B", help=tiles)
-    what = "forward, backward (from out and lse), or both (default: %(default)s)"
-    sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
-    sub.add_argument("--causal", action="store_true", help="query i sees key j where j <= i")
-    what = "drop weights with probability P, from 0 to below 1 (default: %(default)s)"
-    sub.add_argument("--dropout", type=float, default=0.0, metavar="P", help=what)
+    what = "forward, backward (from out and lse), or both (default: forward)"
+    sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", help=what)
+    sub.add_argument("--causal", action="store_true", default=None, help="query i sees key j where j <= i")
+    what = "drop weights with probability P, from 0 to below 1 (default: 0)"
+    sub.add_argument("--dropout", type=float, metavar="P", help=what)
     sub.add_argument("--html", metavar="FILE", help="write the page to FILE, which ends in .html")
     output.add_json(sub, page="page")
-    of_stage = ("stage", "n", "d", "heads", "blocks", "direction", "causal", "dropout")
-    sub.set_defaults(of_stage={name: sub.get_default(name) for name in of_stage})
 
 
 def show(flags):
     check_writable(flags.html, (".html",))
     check_distinct(json=flags.json, html=flags.html)
     if flags.file:
-        for name, default in flags.of_stage.items():
-            if getattr(flags, name) != default:
+        for name in OF_STAGE:
+            if getattr(flags, name) is not None:
                 raise ValueError(f"--{name} is for a stage, and {flags.file} is run as it is: leave one of the two out")
         counted, facts = of_file(flags.file, printing=flags.json == "-")
         return write(flags, counted, {"file": flags.file}, f"{Path(flags.file).name}, line by line", facts)
+    for name, default in OF_STAGE.items():
+        if getattr(flags, name) is None:
+            setattr(flags, name, default)
     blocks = flags.blocks and from_sides(flags.stage, flags.blocks)
     how = {"blocks": blocks, "causal": flags.causal, "dropout_p": flags.dropout}
     work = flops(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
-    if work > MOST:
-        raise ValueError(f"--n {flags.n} takes {work:.1e} operations, which would run for minutes: pass a smaller --n")
+    refuse_long(work, flags.n)
     counted = count(flags.stage, n=flags.n, d=flags.d, heads=flags.heads, direction=flags.direction, **how)
     figures = {"stage": flags.stage, "n": flags.n, "d": flags.d, "heads": flags.heads, "direction": flags.direction}
     facts = f"N = {flags.n:,}, d = {flags.d}, float32, {plural(flags.heads, 'head')}"
     return write(flags, counted, figures | how, f"Stage {flags.stage}, line by line", facts)
+
+
+def refuse_long(work, n, other=""):
+    """ValueError where so many floating-point operations on a CPU take minutes. other: what else would help."""
+    if work > MOST:
+        raise ValueError(f"--n {n} takes {work:.1e} operations, which would run for minutes: pass a smaller --n{other}")
 
 
 def write(flags, counted, figures, title, facts):
@@ -91,7 +101,7 @@ def of_file(path, printing=False):
     printing: what the file prints goes to stderr. ValueError, with the line, where the file stops.
     """
     file = Path(path)
-    if not file.is_file() or file.suffix != ".py":
+    if not file.is_file() or file.suffix.lower() != ".py":
         raise ValueError(f"{path} is no Python file: name a script that launches kernels with nf.launch")
     name, argv = "", sys.argv
     sys.argv, sys.path[:0] = [path], [str(file.resolve().parent)]

@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+from .files import write_text
+
 HOW = """
 Run the cells one after another. Their code is folded where the viewer can do that, since each prints its text and the
 kernels it is about: unfold a cell to change it. There are no flags here; sizes are arguments of `lesson.start` in the
@@ -30,7 +32,7 @@ def write(script, path):
     about = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     about["language_info"] = {"name": "python"}
     notebook = {"cells": cells, "metadata": about, "nbformat": 4, "nbformat_minor": 5}
-    Path(path).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
 def _cell(kind, source):

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from . import report
+from .files import write_text
 from .lesson import check_writable
 
 
@@ -20,8 +20,6 @@ def writable(*suffixes):
     def path(text):
         try:
             check_writable(text, suffixes)
-            if text == "-":
-                raise ValueError("'-' is no name of a file, and only --json writes to standard output")
         except (ValueError, OSError) as error:
             raise argparse.ArgumentTypeError(report.to_ascii(str(error))) from None
         return text
@@ -50,5 +48,5 @@ def write(figures, path):
     if path == "-":
         print(text)
     elif path:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_text(path, text + "\n")
         report.console().print(f" written: {path}", soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from . import report
+from .files import write_text
 
 LINES, TITLE = 36, 2  # of an SVG, its heading apart; of the title of a part, which never stands alone
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
@@ -105,7 +106,7 @@ def _sheets(blocks):
 
 
 def _write(path, text):
-    path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
     return str(path)
 
 

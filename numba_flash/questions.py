@@ -4,10 +4,14 @@
 """
 
 import ast
+import contextlib
 import json
 import math
 import operator
+import os
 import re
+import shutil
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -16,6 +20,7 @@ from types import SimpleNamespace
 
 TRIES = 2
 NEAR = Fraction(1, 100)  # how far off an answer may be, relatively, where a question says "about"
+LEFT_BEHIND = 5  # seconds after which a lock is that of a lesson that was killed
 LENGTH, BITS, POWER = 200, 4096, 64  # of what is typed; of a number; the largest exponent
 
 _SIGNS = {
@@ -226,6 +231,8 @@ def _power(base, exponent):
 def earlier(path):
     """The runs that the file of --answers has already -> list. ValueError where it holds something else."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("a folder or a device")
         text = Path(path).read_text(encoding="utf-8-sig")
         runs = json.loads(text) if text.strip() else []
     except FileNotFoundError:
@@ -239,6 +246,40 @@ def earlier(path):
     return runs
 
 
-def write(path, runs):
-    """Write `runs`, one dict for each run of a lesson, to `path`."""
-    Path(path).write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def keep(path, run, before=None):
+    """Add `run`, the dict of one run of a lesson, to the file of --answers -> it as it was kept.
+
+    before: what an earlier call returned for this run, whose place it takes. Other lessons may add to the same file.
+    Raises OSError.
+    """
+    file = Path(path).resolve()  # of a link the file itself is replaced
+    run = json.loads(json.dumps(run))
+    with locked(file):
+        runs = earlier(path)
+        at = runs.index(before) if before in runs else len(runs)
+        runs[at : at + 1] = [run]
+        new = Path(f"{file}.new")
+        new.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, new)
+        os.replace(new, file)
+    return run
+
+
+@contextlib.contextmanager
+def locked(path):
+    """In the body no other lesson writes to the file of --answers. A lock that somebody left behind does not count."""
+    lock = Path(f"{path}.lock")
+    while True:
+        try:
+            lock.open("x").close()
+            break
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - lock.stat().st_mtime > LEFT_BEHIND:
+                    lock.unlink()
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)

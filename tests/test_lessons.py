@@ -510,6 +510,8 @@ BAD_FILES = [
     ("--svg", "missing/x.svg", "the folder of 'missing/x.svg' does not exist"),
     ("--svg", "x.png", "end it in .svg or .html"),
     ("--json", ".", "cannot be written"),
+    ("--json", "-", "'-' is no name of a file"),
+    ("--answers", "-", "'-' is no name of a file"),
     ("--json", "README/x.json", "cannot be written|does not exist"),
     ("--answers", "missing/x.json", "the folder of 'missing/x.json' does not exist"),
     ("--answers", "pyproject.toml", "'pyproject.toml' exists and is no file of answers: name another file"),

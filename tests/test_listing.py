@@ -268,6 +268,8 @@ def test_a_script_that_stops(script, capsys, end, says):
         (["."], ". is no Python file"),
         (["EMPTY"], "launches no kernel: only what nf.launch starts"),
         (["EMPTY", "--n", "8"], "--n is for a stage"),
+        (["EMPTY", "--stage", "flash2"], "--stage is for a stage"),
+        (["EMPTY", "--dropout", "0"], "--dropout is for a stage"),
         (["--json", "EMPTY"], "is a Python file: name the files to read first"),
     ],
 )

@@ -108,6 +108,12 @@ def test_what_this_machine_cannot_do_is_one_line(run, line):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("line", ["--n 1000000", "--stage naive --n 20000", "--n 1 --n-k 10000000000 --split-kv 9"])
+def test_a_bill_of_minutes_is_refused(run, line):
+    status, out, err = run("bill", "--device", "cpu", *line.split())
+    assert (status, out) == (2, "") and "would run for minutes: pass a smaller --n, or --predict-only" in err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill cannot send Ctrl-C on Windows")
 def test_ctrl_c_exits_with_130():
     args = [sys.executable, "-m", "numba_flash", "bill", "--stage", "naive", "--n", "8192", "--d", "256"]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,12 @@ from numba_flash import __main__ as cli
 from numba_flash import output
 
 COMMANDS = ["bill", "figures", "doctor", "bench", "listing", "check", "lab", "exam"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full of Linux")
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        output.write({"a": 1}, "/dev/full")
 
 
 def test_every_command_that_has_it_has_the_same():

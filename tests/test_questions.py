@@ -2,8 +2,10 @@
 
 import ast
 import json
+import os
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,9 +167,49 @@ def test_runs_are_added(tmp_path):
     assert questions.earlier(file) == []
     file.touch()
     assert questions.earlier(file) == []
-    runs = [{"lesson": "00", "questions": [question().kept()]}]
-    questions.write(file, runs)
-    assert questions.earlier(file) == json.loads(json.dumps(runs))
+    one = {"lesson": "00", "questions": [question().kept()]}
+    kept = questions.keep(file, one)
+    other = {"lesson": "01", "questions": []}
+    questions.keep(file, other)  # a lesson that is open at the same time
+    one["questions"].append(question().kept())
+    questions.keep(file, one, kept)
+    assert questions.earlier(file) == [json.loads(json.dumps(one)), other]
+    assert os.listdir(tmp_path) == [file.name]
+
+
+def test_runs_of_lessons_that_are_open_at_once_are_all_kept(tmp_path):
+    file = tmp_path / "answers.json"
+
+    def play(lesson):
+        kept = None
+        for length in range(8):
+            kept = questions.keep(file, {"lesson": lesson, "questions": [{}] * length}, kept)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(play, "abcd"))
+    assert sorted((run["lesson"], len(run["questions"])) for run in questions.earlier(file)) == [
+        (lesson, 7) for lesson in "abcd"
+    ]
+
+
+def test_a_lock_that_was_left_behind_does_not_count(tmp_path):
+    file = tmp_path / "answers.json"
+    lock = tmp_path / "answers.json.lock"
+    lock.touch()
+    os.utime(lock, (1, 1))
+    questions.keep(file, {"questions": []})
+    assert questions.earlier(file) == [{"questions": []}] and not lock.exists()
+
+
+def test_answers_are_added_to_the_file_behind_a_link(tmp_path):
+    file, link = tmp_path / "there" / "answers.json", tmp_path / "link.json"
+    file.parent.mkdir()
+    try:
+        link.symlink_to(file)
+    except OSError:
+        pytest.skip("links cannot be made here")
+    questions.keep(link, {"questions": []})
+    assert link.is_symlink() and questions.earlier(file) == [{"questions": []}]
 
 
 # --- what is said of a known wrong number, in every lesson, whatever the seed draws -----------------------------------

@@ -1,6 +1,7 @@
 """`python -m numba_flash check`: judges exercises, gives hints, grades a class."""
 
 import ast
+import os
 import re
 import sys
 import time
@@ -10,13 +11,19 @@ from pathlib import Path
 
 from .. import lesson, output, report
 from . import floats, sandbox
-from .exercise import folder, hole
+from .exercise import folder, hole, python_lines
 from .exercises import EXERCISES
 from .judge import CRITERIA
 
 SECONDS = 30
+HINTS = 3  # of each exercise
 LARGEST = 10**6  # bytes of a file
 MOST = 20_000  # files and folders under a folder of answers
+LEFT_OUT = (
+    "a folder called solutions holds no answers",
+    "it is no file, or a link to none",
+    "neither name nor first line is that of an exercise",
+)
 NOTES = 3  # on float64, at most
 COMMAND = "python -m numba_flash check"
 WORDS = {True: "yes", False: "NO", None: "not judged"}
@@ -31,22 +38,31 @@ def add_command(command):
     )
     sub.add_argument("files", nargs="*", metavar="FILE", help="a file, the name of an exercise, or a folder of answers")
     number = lesson.whole_number
-    sub.add_argument("--hint", type=number(1, None), metavar="N", help="show hints 1 to N, and judge nothing")
+    sub.add_argument("--hint", type=number(1, HINTS), metavar="N", help="show hints 1 to N, and judge nothing")
     sub.add_argument("--solution", action="store_true", help="show a solution, and judge nothing")
     sub.add_argument("--copy", metavar="DIR", help="copy the exercises to DIR, or those named, and judge nothing")
-    what = "time for one file, after which it is stopped (default: %(default)s)"
-    sub.add_argument("--seconds", type=number(1, 3600), default=SECONDS, metavar="S", help=what)
+    what = f"time for one file, after which it is stopped (default: {SECONDS})"
+    sub.add_argument("--seconds", type=number(1, 3600), metavar="S", help=what)
     output.add_json(sub, "the verdicts, for grading,", "report")
 
 
 def check(flags):
     screen = report.console()
-    given = [name for name in ("copy", "hint", "solution", "json") if getattr(flags, name)]
-    if given[1:] and given != ["hint", "solution"]:
-        raise ValueError(f"--{given[0]} judges nothing, and does not go with --{given[1]}: leave one of them out")
-    if flags.copy:
+    given = {
+        name for name in ("copy", "hint", "solution", "seconds", "json") if getattr(flags, name) not in (None, False)
+    }
+    for name, others in (
+        ("copy", ("hint", "solution")),
+        *((n, ("seconds", "json")) for n in ("copy", "hint", "solution")),
+    ):
+        for other in others:
+            if {name, other} <= given:
+                raise ValueError(f"--{name} judges nothing, and does not go with --{other}: leave one of them out")
+    if flags.copy is not None:
         return copy(flags, screen)
     if not flags.files:
+        if flags.seconds:
+            raise ValueError(f"--seconds is for judging: name a file, {COMMAND} 00_guard --seconds {flags.seconds}")
         if flags.hint or flags.solution:
             raise ValueError(
                 f"--{'hint' if flags.hint else 'solution'} needs the exercise: {COMMAND} 00_guard --hint 1"
@@ -60,7 +76,7 @@ def check(flags):
     verdicts = []
     with report.progress("checking", len(files), after=1) as advance:
         for file in files:
-            verdicts.append(verdict_on(file, flags.seconds))
+            verdicts.append(verdict_on(file, flags.seconds or SECONDS))
             advance()
     if flags.json != "-":
         for line in page(verdicts):
@@ -81,16 +97,18 @@ def found(name):
         entries = list(islice(path.rglob("*"), MOST + 1))
         if len(entries) > MOST:
             raise ValueError(f"{name} holds more than {MOST:,} files and folders: name the folder of the answers")
-        inside = [
-            file for file in sorted(entries)
-            if file.suffix.lower() == ".py" and "solutions" not in file.relative_to(path).parts and file.is_file()
-        ]  # fmt: skip
-        answers = [file for file in inside if answered(file)]
+        inside = [file for file in sorted(entries) if file.suffix.lower() == ".py" and not ours(file)]
+        apart = [file for file in inside if "solutions" in file.relative_to(path).parts]
+        no_file = [file for file in inside if file not in apart and not file.is_file()]
+        others = [file for file in inside if file not in apart + no_file and not answered(file)]
+        skipped = apart, no_file, others
+        answers = [file for file in inside if not any(file in files for files in skipped)]
         if not answers:
             raise ValueError(f"{name} is a folder without an exercise in it. {known()}")
-        if skipped := [str(file.relative_to(path)) for file in inside if file not in answers]:
-            note = f"{name}: left out, since neither name nor first line is that of an exercise: {', '.join(skipped)}"
-            report.console(sys.stderr).print(note, soft_wrap=True)
+        for files, why in zip(skipped, LEFT_OUT, strict=True):
+            if files:
+                listed = ", ".join(str(file.relative_to(path)) for file in files)
+                report.console(sys.stderr).print(f"{name}: left out, since {why}: {listed}", soft_wrap=True)
         return answers
     if path.exists():
         if not path.is_file() or path.suffix.lower() != ".py":
@@ -104,6 +122,11 @@ def found(name):
         )
     here = Path(f"{exercise.name}.py")
     return [here if here.is_file() else exercise.file]
+
+
+def ours(file):
+    """Whether a file is one of the solutions that came with the exercises."""
+    return Path(os.path.realpath(file)).parent == folder().resolve() / "solutions"
 
 
 def known():
@@ -169,17 +192,23 @@ def text_of(path):
         ) from None
     if not text.strip():
         raise ValueError("The file is empty. `--copy DIR` gives you the exercise again.")
+    if "\0" in text:
+        raise ValueError("The file holds NUL characters, so that it is no text. Save it as UTF-8 in your editor.")
     try:
         parsed(text)
     except SyntaxError as error:
-        line = (text.splitlines()[error.lineno - 1 : error.lineno] or [""])[0] if error.lineno else ""
+        if not error.lineno:
+            raise ValueError(f"The file is not Python that can be run: {error.msg}.") from None
+        line = "".join(python_lines(text)[error.lineno - 1 : error.lineno])
         raise ValueError(
             f"Line {error.lineno} is not Python that can be run: {error.msg}.\n\n"
             f"    {error.lineno}  {shortened(line)}\n\n"
             "The slip may also be in the line before: a bracket or a colon that is missing, or the indentation."
         ) from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except ValueError as error:
         raise ValueError(f"The file is not Python that can be run: {error}.") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("The file is not Python that can be run: an expression in it is nested too deep.") from None
     return text
 
 
@@ -270,6 +299,8 @@ def show_help(exercise, flags, screen):
 
 
 def copy(flags, screen):
+    if not flags.copy:
+        raise ValueError("--copy '' names no folder: give it one, such as work")
     wanted = [exercise_of(Path(name)) for name in flags.files] or list(EXERCISES.values())
     target = Path(flags.copy)
     try:

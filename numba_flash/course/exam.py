@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 
 from .. import output, report
+from ..files import write_text
 from ..lesson import check_distinct, whole_number
 from ..questions import NEAR
 from ..questions import number as number_from
@@ -18,6 +19,7 @@ from .exam_questions import POOL, TOPICS
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
 FIRST, LAST = 6, 11  # lessons: those that an exam can end with
 MINUTES = 60
+NOT_UNDERSTOOD = "not understood"
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -47,11 +49,14 @@ def add_command(command):
     output.add_json(sub, "the exam, or the grades,", "page")
     what = "write the page to FILE, for the printer"
     sub.add_argument("--html", type=output.writable(".html"), metavar="FILE", help=what)
-    sub.add_argument("--md", type=output.writable(), metavar="FILE", help="write the exam to FILE in Markdown")
+    what = "write the exam to FILE in Markdown"
+    sub.add_argument("--md", type=output.writable(".md", ".markdown", ".txt"), metavar="FILE", help=what)
 
 
 def run(flags):
     check_distinct(grade=flags.grade, json=flags.json, html=flags.html, md=flags.md)
+    if flags.grade and flags.key:
+        raise ValueError("--key is for an exam, and --grade makes none: leave one of them out")
     questions = select(flags.seed, flags.questions, flags.minutes, flags.upto)
     if flags.grade:
         page, figures = graded(flags, questions)
@@ -64,9 +69,9 @@ def run(flags):
     output.show(page, figures, flags.json)
     if flags.html:
         text = "\n".join(map(report.to_text, page))
-        Path(flags.html).write_text(PAGE.format(seed=flags.seed, text=escape(text)), encoding="utf-8")
+        write_text(flags.html, PAGE.format(seed=flags.seed, text=escape(text)))
     if flags.md:
-        Path(flags.md).write_text(markdown, encoding="utf-8")
+        write_text(flags.md, markdown)
     for file in filter(None, (flags.html, flags.md) if flags.json != "-" else ()):
         report.console().print(f" written: {file}", soft_wrap=True)
     return 0
@@ -248,22 +253,25 @@ def graded(flags, questions):
     """The points that a program can give -> page and figures."""
     answers = read_answers(flags.grade)
     rows, reached = [], 0
-    labels = {f"{n}{label}": (part, sizes(q)) for n, q in enumerate(questions, 1) for label, part in labelled(q)}
+    labels = {f"{n}{label}": (part, q) for n, q in enumerate(questions, 1) for label, part in labelled(q)}
     if unknown := sorted(set(answers) - set(labels)):
         raise ValueError(
             f"--grade {flags.grade}: {', '.join(unknown)} is no part of this exam: its parts are {', '.join(labels)}; "
             "give the --seed, and the --questions or --minutes, that the exam was made with"
         )
-    for label, (part, known) in labels.items():
+    for label, (part, question) in labels.items():
         given = answers.get(label)
-        verdict = "missing" if given is None else "right" if is_right(given, part.expected, known) else "wrong"
+        verdict = verdict_on(given, part.expected, sizes(question), f"{question.text} {part.ask}")
         points = part.points * (verdict == "right")
         reached += points
         rows.append([label, verdict, points, part.points, "" if given is None else str(given)])
     possible = sum(part.points for part, _ in labels.values())
     to_read = totals(questions)[1] - possible
+    unread = [row[0] for row in rows if row[1] == NOT_UNDERSTOOD]
     page = [report.heading(f"Exam {flags.seed}", f"{reached} of {possible} points; {to_read} more for a reader"), ""]
     page.append(report.table(["part", "verdict", "points", "of", "given"], rows))
+    if unread:
+        page += ["", report.prose(f"For a reader as well, since no program could tell: {', '.join(unread)}.")]
     figures = {"seed": flags.seed, "points": reached, "of": possible, "for_a_reader": to_read}
     figures["parts"] = {
         label: {"verdict": verdict, "points": points, "of": of} for label, verdict, points, of, _ in rows
@@ -279,30 +287,61 @@ def read_answers(path):
         raise ValueError(f"--grade {path} cannot be read ({error.strerror}): name a file of answers") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f'--grade {path} is no JSON ({error}): write {{"1a": "true", "2a": "C"}}') from None
-    if not isinstance(answers, dict) or any(isinstance(answer, dict | list) for answer in answers.values()):
-        raise ValueError(f'--grade {path} holds no answers by part: write {{"1a": "true", "2a": "C", "5b": 4096}}')
+    write = 'write {"1a": "true", "2a": "C", "5b": 4096}'
+    if not isinstance(answers, dict):
+        raise ValueError(f"--grade {path} holds no answers by part: {write}")
+    if several := [part for part, answer in answers.items() if isinstance(answer, dict | list)]:
+        raise ValueError(f"--grade {path}: {', '.join(several)} is no answer, but several: {write}")
     return {part.strip().lower(): answer for part, answer in answers.items()}
 
 
-def is_right(given, expected, sizes=None):
-    """Whether an answer is the expected one: integers exactly, floats to 1 %, words also by their first letter.
+def verdict_on(given, expected, sizes=None, asked=""):
+    """ "missing", "right", "wrong" or "not understood" -> of one answer, for what is expected.
 
-    A number may be a formula, as in a lesson: `questions.number` reads it, and `sizes` are the names it knows.
+    Integers must be exact, floats to 1 %. A number may be a formula, as in a lesson: `questions.number` reads it, and
+    `sizes` are the names it knows; and a word of the question, `asked`, may follow it. Of words the first one counts,
+    also by its first letter.
     """
+    if given is None:
+        return "missing"
     if isinstance(expected, str):
-        same = {"t": "true", "f": "false", "y": "yes", "n": "no"} if len(expected) > 1 else {}
-        if isinstance(given, bool) and expected in ("yes", "no"):
-            given = "yes" if given else "no"
-        word = str(given).strip().casefold()
-        return same.get(word, word) == expected.casefold()
-    if isinstance(given, bool):
-        return False
+        word = word_in(given, expected)
+        return NOT_UNDERSTOOD if word is None else "right" if word == expected.casefold() else "wrong"
     try:
-        value = number_from(str(given), sizes)
+        if isinstance(given, bool):
+            raise ValueError("no number")
+        value = number_from(number_in(str(given), asked), sizes)
     except ValueError:
-        return False
+        return NOT_UNDERSTOOD
     off = abs(value - Fraction(expected))
-    return off <= NEAR * abs(Fraction(expected)) if isinstance(expected, float) else off == 0
+    close = off <= NEAR * abs(Fraction(expected)) if isinstance(expected, float) else off == 0
+    return "right" if close else "wrong"
+
+
+def word_in(given, expected):
+    """Which of the words that would be an answer in place of `expected` is given, in lower case; None: none, or two."""
+    if isinstance(given, bool) and expected in ("yes", "no"):
+        given = "yes" if given else "no"
+    pair = next((pair for pair in (("true", "false"), ("yes", "no")) if expected in pair), None)
+    words = {short: word for word in pair for short in (word, word[0])} if pair else {c: c for c in "abcdefgh"}
+    text = re.sub(r"^(?:answer|option|choice)\b", "", str(given).strip().casefold()).lstrip(" ([{*\"'`:")
+    first, rest = re.match(r"(\w*)(.*)", text, re.DOTALL).groups()
+    joined, other = re.match(r"(\s*/\s*|\W*\b(?:or|and)\b\W*|\W*)(\w*)", rest).groups()
+    is_word = not pair or len(other) > 1 or joined.strip(" ,.;:")  # not the N of "yes, N is large"
+    two = is_word and words.get(other, words.get(first)) != words.get(first)
+    sentence = not pair and re.match(r"\s+\w", rest)  # "a tile is ..." is no letter
+    return None if two or sentence else words.get(first)
+
+
+def number_in(text, asked):
+    """What of an answer is the number: without a sign before it, and without a full stop or a word of the question."""
+    text = re.sub(r"^\s*(?:=|≈|~)\s*", "", text).strip().rstrip(".")
+    words = {word.rstrip("s") for word in re.findall("[a-z]{4,}", asked.lower())}
+    unit = re.search(r"(?<=[\w)\]⌉])\s+([A-Za-z]{4,})$", text)
+    wanted = unit and unit[1].lower().rstrip("s") in words
+    if wanted and not (unit[1].lower().startswith("byte") and "element" in words):
+        return text[: unit.start()]
+    return text
 
 
 def sizes(question):

@@ -44,12 +44,14 @@ class Bound:
 class Share:
     """What one thread of a launch may do at most: `formula` loads and stores in `space`, HBM or shared memory.
 
-    why: what these are, for a thread that does its part; more of them is the work of other threads.
+    why: what these are, for a thread that does its part; more of them is the work of other threads. alike: so many
+    times as much may be done in shared memory where many threads of the block do it.
     """
 
     space: str
     formula: str
     why: str
+    alike: int = 2
 
     def value(self, sizes):
         return evaluated(self.formula, sizes)
@@ -180,9 +182,14 @@ def load(path):
     return module
 
 
+def python_lines(text):
+    """The lines of a file as Python numbers them: str.splitlines ends a line at U+2028 and others, too."""
+    return re.split(r"\r\n?|\n", text)
+
+
 def hole(text):
     """(number of its first line, its lines) of the first hole, without the markers; None where there is none."""
-    lines = text.splitlines()
+    lines = python_lines(text)
     begin = next((at for at, line in enumerate(lines) if line.strip().startswith(BEGIN)), None)
     end = next((at for at, line in enumerate(lines) if line.strip().startswith(END)), None)
     if begin is None or end is None or end < begin:

@@ -6,6 +6,7 @@ What passes runs once more, recorded: no thread may do the work of the others.
 JSON to RESULT, a line each time: what it is about to do, and at last the verdict.
 """
 
+import ast
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from numba import cuda
 
 import numba_flash as nf
 
@@ -22,7 +24,7 @@ from ..engine import access, cpu
 from ..engine.cpu import POISON, position
 from ..engine.rewrite import function_of, is_kernel
 from ..lesson import plural
-from .exercise import load
+from .exercise import load, python_lines
 from .exercises import EXERCISES
 from .raised import at_line
 from .rounding import truth_and_limit
@@ -30,6 +32,7 @@ from .rounding import truth_and_limit
 CRITERIA = "correct", "strict", "bill", "parallel"
 FAR = 1.5  # times what the bill allows
 NEARLY_ALL = 0.9  # of the work of a block
+MANY = 0.25  # of the threads of a block
 ALIKE = 1e-3  # how near an output must be to that of a known mistake, relative: a matter of messages, not of verdicts
 FAULTS = {
     "RaceDetected": "two threads touch one element, one of them writes, and no barrier says who comes first.",
@@ -37,11 +40,31 @@ FAULTS = {
     "OutOfBounds": "an index is past the end: who has no element must neither load nor store.",
     "UninitializedRead": "something is read before anything was written to it.",
 }
+ONE_LINE = (
+    "several threads store the same element, and no barrier parts the threads in one line. Each stores an element of "
+    "its own: its index must depend on the thread's number, and no loop goes over elements of others."
+)
 SERIAL = (
     "one thread goes through what all threads should share. A kernel says what one thread does; the launch starts it "
     "for all of them, each with a number of its own."
 )
 LINE = 70  # columns of a line of the file in a message
+FEW = "its threads are too few: they share the work, and each has too much of it."
+REASONS = {  # of what the compiler says: the first pattern that is found
+    r"indexed with integers and slices, not with float": "an index is a float. `/` gives a float, of whole numbers, "
+    "too: write // to divide them.",
+    r"Variable '(\w+)' is not defined": "`{0}` has no value when it is first used: begin it, as in {0} = float32(0).",
+    r"failed to unpack int": "one number cannot be two: cuda.grid(1) gives one, cuda.grid(2) gives two.",
+    r"(\d+) indices for an array with (\d+) ax": "there are {0} indices, and the array has {1} of its axes to name.",
+    r"tuple index out of range": "the shape has fewer axes: the first is X.shape[0].",
+    r"Unknown attribute '(\w+)' of type": "there is no `.{0}` here. An array has .shape and its elements.",
+    r"(?:Sets, got|>>> \w+) ?\(.*UniTuple": "a tuple stands where a number should. X.shape is a tuple, and X.shape[0] "
+    "a number; cuda.grid(2) is a tuple, cuda.grid(1) a number.",
+    r"(?:Sets, got|>>> \w+) ?\(.*(?:nf\.Tensor|array)\(": "an array, or a row of one, stands where a number should: "
+    "name the element, as in X[i] or S[i, j].",
+    r">>> \w+\(.*none": "None stands where a number should: begin a sum with float32(0).",
+}
+AGAIN = "all threads do this alike, each of them again. Share it out: each does a part, and a barrier makes it known."
 ONLY = "(A kernel knows numbers, elements such as X[i], loops, if and math; no lists, and nothing on whole arrays.)"
 
 
@@ -61,9 +84,9 @@ def judge(exercise, path, tell=lambda **event: None):
         launch, trusted = prepared(exercise, path)
         rows = {}
         with own_kernels_alone():
-            for name, inputs in exercise.inputs():
+            for number, (name, inputs) in enumerate(exercise.inputs()):
                 tell(at="run", input=name)
-                if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
+                if not judged(exercise, path, launch, trusted, name, inputs, criteria, rows, first=number == 0):
                     break
         criteria["bill"]["rows"] = list(rows.values())
         moved = any(row["counted"] for row in rows.values())
@@ -134,6 +157,11 @@ def imported(path):
         raise Refused(f"Your file ends Python by sys.exit{at_line(path, error)}. Take that out.") from None
     except EOFError as error:
         raise Refused(f"Your file waits for input{at_line(path, error)}, and nobody answers. Take that out.") from None
+    except cuda.CudaSupportError as error:
+        raise Refused(
+            f"Your file asks for a GPU{at_line(path, error)}, and check works without one. `@cuda.jit` needs no "
+            "signature: leave out what stands in its brackets. A kernel is launched by nf.launch alone."
+        ) from None
     except MemoryError as error:
         raise Refused(f"Your file asks for more memory than check gives it{at_line(path, error)}.") from None
     except BaseException as error:
@@ -149,15 +177,13 @@ def told(error):
 
 
 @contextlib.contextmanager
-def own_kernels_alone():
-    """In the body, to launch a kernel of a stage of numba_flash is refused: it is no answer."""
+def each_launch(look):
+    """In the body, look(kernel, arguments) comes before each launch, and may refuse it."""
     run = cpu.run
 
-    def guarded(kernel, *arguments, **more):
-        if Path(function_of(kernel).__code__.co_filename).parent == Path(nf.__file__).parent / "stages":
-            name = function_of(kernel).__name__
-            raise Refused(f"Your file runs `{name}`, a stage of numba_flash. Here a kernel of your own is asked for.")
-        return run(kernel, *arguments, **more)
+    def guarded(kernel, grid, block, arguments, *more):
+        look(kernel, arguments)
+        return run(kernel, grid, block, arguments, *more)
 
     cpu.run = guarded
     try:
@@ -166,17 +192,58 @@ def own_kernels_alone():
         cpu.run = run
 
 
+def own_kernels_alone():
+    """In the body, to launch a kernel of a stage of numba_flash is refused: it is no answer."""
+
+    def look(kernel, _):
+        if Path(function_of(kernel).__code__.co_filename).parent == Path(nf.__file__).parent / "stages":
+            name = function_of(kernel).__name__
+            raise Refused(f"Your file runs `{name}`, a stage of numba_flash. Here a kernel of your own is asked for.")
+
+    return each_launch(look)
+
+
+def nothing_ready(exercise, trusted, inputs, name):
+    """In the body, to launch a kernel that is given the outputs, other than as an input, is refused."""
+    truths = [np.asarray(truth) for truth, _ in truth_and_limit(trusted.specification, inputs)]
+    arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+
+    def look(kernel, arguments):
+        for parameter, x in zip(function_of(kernel).__code__.co_varnames, arguments):
+            if not isinstance(x, np.ndarray) or any(holds(x, array) for array in arrays):
+                continue
+            if any(holds(x, truth) for truth in truths):
+                raise Refused(
+                    f"When `{function_of(kernel).__name__}` is launched for {name}, its argument {parameter} holds the "
+                    f"answer already: it is not the kernels of `{exercise.answer}` that compute it. Here a kernel of "
+                    "your own is to do it."
+                )
+
+    return each_launch(look)
+
+
+def holds(x, wanted):
+    """Whether an array has these elements, in this order, whatever its shape and type."""
+    if x.size != wanted.size or x.dtype.kind not in "iuf":
+        return False
+    return np.allclose(x.ravel(), wanted.ravel(), rtol=ALIKE, atol=ALIKE * 1e-2)
+
+
 # --- one input --------------------------------------------------------------------------------------------------------
 
 
-def judged(exercise, path, launch, trusted, name, inputs, criteria, rows):
-    """Run one input and enter what is wrong; False where it makes no sense to go on."""
+def judged(exercise, path, launch, trusted, name, inputs, criteria, rows, *, first):
+    """Run one input and enter what is wrong; False where it makes no sense to go on.
+
+    first: the first input, which is none of those on which a step of a right answer happens to be the answer itself.
+    """
     sizes = exercise.all_sizes(trusted, inputs)
-    with nf.ledger() as bill:
+    own = not is_kernel(getattr(trusted, exercise.answer))
+    watch = nothing_ready(exercise, trusted, inputs, name) if own and first else contextlib.nullcontext()
+    with watch, nf.ledger() as bill:
         got = ran(exercise, path, launch, name, inputs, criteria)
     if got is None:
         return False
-    own = not is_kernel(getattr(trusted, exercise.answer))
     if own and not bill.launches:
         raise Refused(
             f"`{exercise.answer}` launched no kernel: its bill shows no loads and no stores. NumPy's answer is the "
@@ -246,23 +313,66 @@ def unsupported(path, error):
     """What an engine said of a kernel that it cannot run, without what the compiler says, which is not for readers."""
     said, compiler, _ = in_file(path, str(error)).partition(" cannot be compiled: ")
     if not compiler:
-        return f"{said}."
+        said = re.sub(r"(,? or run|: run this kernel) on a GPU", "", said)
+        return said.replace("the CPU engine here", "the CPU engine, which runs every answer here: do without it") + "."
     line = f"\n\n{shown(path, [error.line])}" if error.file == str(path) else ""
-    return f"{said} cannot be compiled.{line}"
+    reason = compiler_reason(f"{error} {error.__cause__}")
+    return f"{said} cannot be compiled.{line}" + (f"\nLikely: {reason}" if reason else "")
+
+
+def compiler_reason(text):
+    """What a compiler's message means for a beginner, or None."""
+    for pattern, reason in REASONS.items():
+        if found := re.search(pattern, text):
+            return reason.format(*found.groups())
+    return None
+
+
+def lines_of(path):
+    return python_lines(Path(path).read_text(encoding="utf-8-sig"))
 
 
 def shown(path, lines):
     """These lines of the file, numbered."""
-    text = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    text = lines_of(path)
     return "".join(f"    {number}  {report.cut(text[number - 1].strip(), LINE)}\n" for number in lines)
 
 
 def stopped(exercise, path, error, name):
-    kind = type(error).__name__
-    likely = exercise.faults.get(f"{kind} {error.tensor}") or exercise.faults.get(kind) or FAULTS.get(kind, "")
     said = in_file(path, str(error))
     lines = {error.line, *map(int, re.findall(r"in line (\d+)", said))} if error.file == str(path) else set()
-    return f"{kind} for {name}. {said}.\n\n{shown(path, sorted(lines))}\nLikely: {likely}"
+    likely = likely_fault(exercise, path, error, said)
+    return f"{type(error).__name__} for {name}. {said}.\n\n{shown(path, sorted(lines))}\nLikely: {likely}"
+
+
+def likely_fault(exercise, path, error, said):
+    """What is likely where the engine stopped a kernel: of this axis of the tensor, of the tensor, or of the kind."""
+    kind, axis = type(error).__name__, re.search(r", axis (\d)", said)
+    keys = [f"{kind} {error.tensor} {axis[1]}"] if axis else []
+    likely = next(
+        (exercise.faults[key] for key in (*keys, f"{kind} {error.tensor}", kind) if key in exercise.faults), ""
+    )
+    likely = likely or FAULTS.get(kind, "")
+    if kind == "RaceDetected" and stored_by_all(path, error, said):
+        return exercise.faults.get("RaceDetected in one line") or (ONE_LINE if "barrier" in likely else likely)
+    return likely
+
+
+def stored_by_all(path, error, said):
+    """Whether threads of a block race for one element that they all store in one line: tile[0] += tile[tx]."""
+    if re.search(r"which thread .* writes in line \d+ too", said):
+        return True
+    if error.file != str(path) or f"writes in line {error.line} " not in said:
+        return False
+    try:
+        statement = ast.parse(lines_of(path)[error.line - 1].strip()).body[0]
+    except (SyntaxError, IndexError):  # a part of a statement
+        return False
+    target = getattr(statement, "target", None)
+    if not isinstance(target, ast.Subscript) or ast.unparse(target.value) != error.tensor:
+        return False
+    index = re.sub(r"(cuda\.)?(blockIdx|blockDim|gridDim)\.\w", "", ast.unparse(target.slice))
+    return not re.search(r"[A-Za-z_]\w*", index)
 
 
 # --- correctness ------------------------------------------------------------------------------------------------------
@@ -307,7 +417,10 @@ def explained(exercise, output, x, truth, limit, bad, sizes, name, inputs, got):
     count = f"{int(bad.sum()):,} of {bad.size:,} elements are wrong"
     yield f"{count}{pattern(bad)}."
     likely = known(exercise, inputs, got)
-    if not likely and (unwritten & bad).any():
+    missing = unwritten & bad
+    if missing.any() and not missing[bad].all():
+        yield f"Of these, {int(missing.sum()):,} were never written."
+    if not likely and missing[bad].all():
         likely = exercise.faults.get("unwritten") or "an element is stored by no thread."
     elif not likely:
         likely = exercise.faults.get("wrong")
@@ -441,16 +554,21 @@ def shared_out(exercise, path, launch, trusted):
     except Exception as error:
         message = f"What each thread does could not be counted, for {name}: {in_file(path, str(error)):.300}."
         return {"passed": False, "message": message}
+    own = not is_kernel(getattr(trusted, exercise.answer))
     for one in record.launches:
         for share in exercise.share:
-            fault = too_much(one, share, sizes)
+            fault = too_much(one, share, sizes, own)
             if fault:
-                return {"passed": False, "message": f"{fault} (For {name}.) Likely: {SERIAL}"}
+                return {"passed": False, "message": fault.replace(" Likely:", f" (For {name}.) Likely:")}
     return {"passed": True, "message": ""}
 
 
-def too_much(launch, share, sizes):
-    """What the busiest thread of a recorded launch does beyond its share, as sentences; or None."""
+def too_much(launch, share, sizes, own):
+    """What the busiest thread of a recorded launch does beyond its share, as sentences; or None.
+
+    own: whether the answer chose grid and block. Where the exercise did, and many threads of the block do about as much
+    in shared memory, none of them does what is another one's; but each may do again what all do.
+    """
     space = {"HBM": "global", "shared memory": "shared"}[share.space]
     numbers = [number for number, array in enumerate(launch.arrays) if array and array.space == space]
     there = (launch.kind != access.NOTE) & np.isin(launch.array, numbers)
@@ -462,6 +580,9 @@ def too_much(launch, share, sizes):
     if most <= allowed:
         return None
     at, thread = map(int, np.unravel_index(done.argmax(), done.shape))
+    alike = (2 * done[at] >= most).mean() >= MANY and threads > 1
+    if alike and not own and space == "shared" and most <= share.alike * allowed:
+        return None
     who = f"Thread {place_of(position(thread, launch.block), launch.block)}"
     whose = f"block {place_of(launch.blocks[at], launch.grid)}"
     if threads == 1:
@@ -472,7 +593,7 @@ def too_much(launch, share, sizes):
         does = f"{who} of {whose} does more than its share"
     return (
         f"{does}: {most:,} loads and stores in {share.space}, where each thread should do at most {allowed:,} = "
-        f"{share}, {share.why}."
+        f"{share}, {share.why}. Likely: {(FEW if own else AGAIN) if alike else SERIAL}"
     )
 
 

@@ -1,6 +1,7 @@
 """Runs a student's file in a process of its own, which ends when it must, whatever the file does.
 
-It is ended by force, and what it started with it: compiled code does not listen to a time limit of its own process.
+It is ended by force, and what it started with it, unless that is in a session of its own: compiled code does not
+listen to a time limit of its own process.
 Output is read all the time, so that a full pipe stops nobody, and kept up to a limit. This guards against slips, not
 against malice: an answer runs with the rights of the one who checks it.
 """
@@ -102,7 +103,7 @@ def environment():
 
 
 def end(process):
-    """End the process and what it started."""
+    """End the process and what it started, but for what has put itself into a session of its own."""
     if WINDOWS:
         if process.poll() is None:
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
@@ -158,6 +159,6 @@ def failure(ended, last, seconds):
         why = {"SIGKILL": ": too much memory?", "SIGSEGV": ": memory that is not its own, or a recursion without end."}
         return f"Python itself was ended by the signal {name} {during}{why.get(name, '.')}"
     return (
-        f"Python ended {during}, with exit status {status}, before there was a verdict. Does your file call "
-        "os._exit? Take that out."
+        f"Python ended {during}, with exit status {status}, before there was a verdict. Likely: your file "
+        "calls os._exit, or closes or deletes files that are not its own. Take that out."
     )

@@ -107,10 +107,26 @@ def tests_of(file):
         raise ValueError(f"--test {file} is not Python: {error}") from None
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     names = [name for name in TESTS if name in defined]
+    for node in tree.body:
+        if getattr(node, "name", None) in names and (line := yields(node)):
+            raise ValueError(f"--test {file}, line {line}: {node.name} yields, so that a call of it runs nothing: "
+                             "use assert, and no yield")  # fmt: skip
     if not names:
         raise ValueError(f"--test {file} defines no test: write def test(attention): or def test_backward("
                          "attention_backward):, with an assert in it")  # fmt: skip
     return names
+
+
+def yields(function):
+    """The line of the first yield of a function itself, or None: it makes a call return before anything ran."""
+    waiting = list(function.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return node.lineno
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return None
 
 
 def chosen(stage, passes, seed, level, everything):

@@ -154,6 +154,11 @@ class Recording:
     def __init__(self):
         self.launches = []
 
+    def __repr__(self):
+        names = ", ".join(launch.kernel for launch in self.launches) or "none"
+        launches = "launch" if len(self.launches) == 1 else "launches"
+        return f"Recording of {len(self.launches)} {launches} ({names}), {self.entries:,} entries"
+
     @property
     def entries(self):
         return sum(len(launch.words) for launch in self.launches)

@@ -1,5 +1,6 @@
 """`python -m numba_flash play`."""
 
+import os
 import sys
 
 from .. import lesson, report
@@ -10,6 +11,7 @@ from . import page, terminal
 from .play import play
 
 BESIDE = {"flash": "flash2"}  # what a page shows beside a stage where nobody says otherwise
+NO_SCREEN = "dumb", "unknown"  # terminals on which nothing can be drawn over
 
 
 def add_command(command):
@@ -48,7 +50,7 @@ def run(flags):
     if flags.html:
         size = page.write(plays, flags.html, flags.speed)
         report.console().print(f" written: {flags.html} ({report.in_bytes(size)})", soft_wrap=True)
-    elif all(map(lesson.is_terminal, (sys.stdin, sys.stdout))):
+    elif all(map(lesson.is_terminal, (sys.stdin, sys.stdout))) and os.environ.get("TERM") not in NO_SCREEN:
         terminal.watch(plays[0], flags.speed)
     else:
         terminal.digest(plays[0])

@@ -3,21 +3,21 @@
 import json
 import math
 from importlib import resources
-from pathlib import Path
 from string import Template
 
 import numpy as np
 
 from ..engine.model import STATIC_SHARED
+from ..files import write_text
 from .paper import ALGORITHMS
 from .play import matrix, place
 
 
 def write(plays, path, speed=4):
     """Write the page of one or two Plays -> its size in bytes. The same plays give the same bytes."""
-    text = page(plays, speed).encode()
-    Path(path).write_bytes(text)
-    return len(text)
+    text = page(plays, speed)
+    write_text(path, text)
+    return len(text.encode())
 
 
 def page(plays, speed=4):

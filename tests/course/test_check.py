@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from numba import types
+from numba import cuda, types
 from numba.core.registry import cpu_target
 
 from numba_flash import __main__ as cli
 from numba_flash import report
 from numba_flash.course import check, sandbox
-from numba_flash.course.exercise import folder, hole, with_hole
+from numba_flash.course.exercise import Share, folder, hole, with_hole
 from numba_flash.course.exercises import EXERCISES
 from numba_flash.course.judge import judge
 
@@ -96,7 +97,9 @@ def test_files_that_cannot_be_found_name_the_exercises(run):
         (b"", "The file is empty"),
         (b" \n\n", "The file is empty"),
         (b"x = '\xff\xfe'", "not text in UTF-8 (byte 5 is 0xff)"),
-        (b"\x00\x01", "not Python that can be run"),
+        (b"\x00\x01", "The file holds NUL characters"),
+        (b"x = " + b"-" * 100_000 + b"1", "nested too deep"),
+        ("x = 1  # of\u2028two\ny = = 2\n".encode(), "Line 2 is not Python that can be run: invalid syntax. 2 y = = 2"),
         (b"def add(X:\n    pass\n", "Line 1 is not Python that can be run"),
         (b"x = 1\n  y = 2\n", "Line 2 is not Python that can be run: unexpected indent. 2 y = 2"),
         (b"x = " + b"(" * 5000, "not Python that can be run"),
@@ -166,6 +169,48 @@ def test_what_the_compiler_says_is_not_shown():
     assert message.endswith("nothing on whole arrays.)") and "np.float" not in message and "array(" not in message
 
 
+SUM = "acc += Q[i, t] * K[j, t]"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("00_reduce", "half //= 2", "half /= 2", "an index is a float. `/` gives a float"),
+        ("00_guard", "Z[i] =", "Z[i / 1] =", "an index is a float"),
+        ("00_guard", "i < X.shape[0]", "i < X.shape", "X.shape is a tuple, and X.shape[0] a number"),
+        ("00_guard", "i < X.shape[0]", "i < X", "name the element"),
+        ("00_guard", "i < X.shape[0]", "i < X.shape[3]", "the shape has fewer axes"),
+        ("00_guard", "i < X.shape[0]", "i < X.len", "there is no `.len` here"),
+        ("00_guard", "* X[i]", "* X[i, 0]", "there are 2 indices, and the array has 1"),
+        ("00_guard", "* X[i]", "* X", "an array, or a row of one, stands where a number should"),
+        ("00_guard", "i = cuda.grid(1)", "i, j = cuda.grid(1)", "one number cannot be two"),
+        ("00_guard", "i = cuda.grid(1)", "i = cuda.grid(2)", "cuda.grid(2) is a tuple"),
+        ("02_scores", "        acc = float32(0)\n", "", "`acc` has no value when it is first used"),
+        ("02_scores", "acc = float32(0)", "acc = None", "begin a sum with float32(0)"),
+        ("02_scores", SUM, "acc += Q[i] * K[j]", "or a row of one"),
+        ("02_scores", SUM, "acc = cuda.fma(Q[i, t], K[j, t], acc)", "which runs every answer here: do without it."),
+    ],
+)
+def test_why_a_kernel_cannot_be_compiled(name, old, new, says):
+    exercise = EXERCISES[name]
+    message = judge(exercise, answer(solved(old, new, exercise), f"{name}.py"))["message"]
+    assert says in message and "on a GPU" not in message and "nf.Tensor" not in message
+
+
+@pytest.mark.skipif(cuda.is_available(), reason="a GPU")
+def test_a_signature_needs_a_gpu():
+    text = solved("@cuda.jit", "@cuda.jit('void(float32[:], float32[:], float32[:], float32)')")
+    assert "`@cuda.jit` needs no signature" in judge(GUARD, answer(text))["message"]
+
+
+def test_elements_that_are_wrong_and_others_that_nobody_wrote():
+    exercise = EXERCISES["03_output"]
+    text = solved("cuda.blockIdx.y * T + ty", "cuda.blockIdx.x * T + tx", exercise)
+    text = text.replace("col = cuda.blockIdx.x * T + tx", "col = cuda.blockIdx.y * T + ty")
+    message = judge(exercise, answer(text, "03_output.py"))["criteria"]["correct"]["message"]
+    assert "were never written" in message and "the guard asks for the wrong lengths" not in message
+
+
 def test_who_does_all_the_work_is_named():
     loop = solved("Z[i] = factor * X[i] + Y[i]", "pass").replace(
         "i = cuda.grid(1)\n    if i < X.shape[0]:\n        pass",
@@ -179,6 +224,35 @@ def test_who_does_all_the_work_is_named():
     parallel = verdict["criteria"]["parallel"]
     assert not verdict["passed"] and not parallel["passed"]
     assert "Thread 5 does all the work of block 0: 3,000 loads and stores in HBM" in parallel["message"]
+
+
+@pytest.mark.course
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        (
+            "05_flash2",
+            "m_new = max(m_new, S_ij[c, r])",
+            "m_new = max(m_new, S_ij[c, r])" + " + S_ij[c, r] - S_ij[c, r]" * 6,
+        ),
+        ("11_split", "m = max(m, m_i[s])", "m = max(m, m_i[s])" + "\n            m = max(m, m_i[s])" * 5),
+    ],
+)
+def test_who_does_what_the_others_do_does_not_do_their_work(name, old, new):
+    """Beyond the share, and all alike."""
+    exercise = EXERCISES[name]
+    verdict = judge(exercise, answer(solved(old, new, exercise), f"{name}.py"))
+    assert verdict["passed"], verdict["criteria"]["parallel"]["message"]
+    few = replace(exercise, share=(Share("shared memory", "2", "two"),))
+    says = judge(few, answer(exercise.solution, f"{name}.py"))["criteria"]["parallel"]["message"]
+    assert "Likely: all threads do this alike, each of them again." in says
+
+
+def test_too_few_threads_are_not_one_thread():
+    exercise = EXERCISES["05_attention"]
+    few = replace(exercise, share=(Share("HBM", "2", "two"),))
+    says = judge(few, answer(exercise.solution, "05_attention.py"))["criteria"]["parallel"]["message"]
+    assert "Likely: its threads are too few" in says
 
 
 def test_a_likely_mistake_of_the_bill_is_left_out_where_the_output_explains_it():
@@ -306,6 +380,13 @@ def test_an_answer_that_never_ends_is_stopped(text, during):
 
 
 @unix_only
+@pytest.mark.parametrize("line", ["import os\nos.closerange(3, 100)", "import os, shutil\nshutil.rmtree(os.getcwd())"])
+def test_an_answer_that_closes_or_deletes_what_is_not_its_own(line):
+    message = sandboxed(solved("B = 64", f"{line}\nB = 64"))["message"]
+    assert message is None or "closes or deletes files that are not its own" in message
+
+
+@unix_only
 def test_what_an_answer_starts_is_stopped_with_it():
     children = (
         "import os, subprocess, sys\n"
@@ -362,7 +443,7 @@ def test_without_a_file_it_lists_the_exercises(run):
 
 def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
     hints = GUARD.hints
-    for number in (1, 2, 3, 9):
+    for number in (1, 2, 3):
         status, out, _ = run("00_guard", "--hint", number)
         assert status == 0
         assert [plain(hint) in plain(out) for hint in hints] == [at < number for at in range(3)]
@@ -370,10 +451,18 @@ def test_hints_unfold_and_the_solution_is_shown_when_asked_for(run):
     status, out, _ = run("00_guard", "--solution")
     assert status == 0 and all(line.strip() in out for line in hole(GUARD.solution)[1])
     assert run("--hint", 1)[0] == 2 and "needs the exercise" in run("--solution")[2]
-    assert run("00_guard", "--hint", 0)[0] == 2
+    for number in (0, 4):
+        assert "from 1 to 3" in run("00_guard", "--hint", number)[2]
+    assert {len(exercise.hints) for exercise in EXERCISES.values()} == {check.HINTS}
 
 
-@pytest.mark.parametrize("flags", ["--solution --json", "--hint 1 --json", "--copy x --json", "--copy x --hint 1"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--solution --json", "--hint 1 --json", "--copy x --json", "--copy x --hint 1", "--copy x --solution"),
+        *("--copy x --seconds 5", "--hint 1 --seconds 30", "--solution --seconds 5", "--hint 1 --solution --json"),
+    ],
+)
 def test_flags_that_do_not_go_together(run, flags):
     status, out, err = run("00_guard", *flags.split())
     assert (status, out) == (2, "") and "judges nothing, and does not go with" in plain(err)
@@ -390,6 +479,7 @@ def test_copies_to_work_on_that_overwrite_nothing(run):
     assert sorted(file.stem for file in Path("work").iterdir()) == sorted(EXERCISES)
     status, _, err = run("--copy", "work/00_guard.py")
     assert status == 2 and "name a folder" in err
+    assert "names no folder" in run("--copy", "")[2] and "--seconds is for judging" in run("--seconds", 5)[2]
 
 
 def test_json_does_not_overwrite_an_answer(run):
@@ -461,11 +551,18 @@ def test_a_class_is_graded_in_one_call(run):
 def test_a_folder_holds_what_is_no_answer(run, monkeypatch):
     answer(solved(), "class/ann/guard_00.PY")  # its first line says which exercise it is
     answer("x = 1\n", "class/ann/other.py")
+    answer(solved(), "class/bob/solutions/00_guard.py")
     os.mkfifo("class/02_scores.py")
+    os.symlink("nothing", "class/00_guard.py")
+    os.symlink("loop.py", "class/loop.py")
     os.symlink("/dev/zero", "class/03_tile.py")
     status, out, err = run("class", "--json")
     assert status == 0 and [Path(v["file"]).name for v in json.loads(out)] == ["guard_00.PY"]
     assert "left out, since neither name nor first line is that of an exercise: ann/other.py" in plain(err)
+    assert "since a folder called solutions holds no answers: bob/solutions/00_guard.py" in plain(err)
+    assert "it is no file, or a link to none: 00_guard.py, 02_scores.py, 03_tile.py, loop.py" in plain(err)
+    run("--copy", "mine")
+    assert check.found(str(folder())) and "left out" not in run("mine", "--hint", 1)[2]
     monkeypatch.setattr(check, "MOST", 3)
     status, out, err = run("class")
     assert (status, out) == (2, "") and "class holds more than 3 files and folders" in plain(err)

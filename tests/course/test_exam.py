@@ -232,7 +232,37 @@ def test_the_key_gets_all_points_and_slips_get_none(run, tmp_path):
     ],
 )  # fmt: skip
 def test_what_counts_as_right(given, expected, right):
-    assert exam.is_right(given, expected, {"N": 300, "d": 20}) is right
+    assert (exam.verdict_on(given, expected, {"N": 300, "d": 20}) == "right") is right
+
+
+HOW_MANY = "How many elements does a tile move?"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "verdict"),
+    [
+        ("(e)", "E", "right"), ("E)", "E", "right"), ("e.", "E", "right"), ("Answer: E", "E", "right"),
+        ("E, since S stays", "E", "right"), ("[D]", "E", "wrong"), ("E, A", "E", "not understood"),
+        ("A or E", "E", "not understood"), ("E and A", "E", "not understood"), ("a tile is", "A", "not understood"),
+        ("false.", "false", "right"), ("False, since M", "false", "right"), ("F", "false", "right"),
+        ("(true)", "false", "wrong"), ("true or false", "true", "not understood"), ("t/f", "true", "not understood"),
+        ("not true", "false", "not understood"), ("maybe", "false", "not understood"), ("", "no", "not understood"),
+        ("No.", "no", "right"), ("no, it does not", "no", "right"), ("Yes: it is exact", "no", "wrong"),
+        ("11664 elements", 11664, "right"), ("11,664 Elements.", 11664, "right"), ("= 11664", 11664, "right"),
+        ("11664.", 11664, "right"), ("11664 bytes", 11664, "not understood"), ("5 elements", 11664, "wrong"),
+        ("many", 11664, "not understood"), (True, 1, "not understood"), (None, 1, "missing"),
+        ("≈ 0.33", 1 / 3, "right"), ("yes, N is large", "yes", "right"), ("y/n", "yes", "not understood"),
+    ],
+)  # fmt: skip
+def test_answers_as_they_are_written(given, expected, verdict):
+    assert exam.verdict_on(given, expected, asked=HOW_MANY) == verdict
+
+
+def test_a_reader_is_told_what_was_not_understood(run, tmp_path):
+    file = tmp_path / "answers.json"
+    file.write_text('{"1a": "well"}')
+    status, out, _ = run("--grade", file)
+    assert status == 0 and "For a reader as well, since no program could tell: 1a." in out
 
 
 def test_a_formula_may_use_the_sizes_that_were_drawn(run, tmp_path):
@@ -262,7 +292,7 @@ def test_a_formula_may_use_the_sizes_that_were_drawn(run, tmp_path):
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("[1]", "holds no answers by part"),
-        ('{"1a": [1]}', "holds no answers by part"),
+        ('{"1b": "true", "1a": {"x": 1}}', "1a is no answer, but several"),
         ('{"99a": 1}', "99a is no part of this exam"),
     ],
 )
@@ -293,8 +323,9 @@ def test_grades_do_not_overwrite_answers(run, tmp_path):
 
 
 def test_a_truth_value_answers_yes_or_no():
-    assert exam.is_right(True, "yes") and exam.is_right(False, "no") and exam.is_right(True, "true")
-    assert not exam.is_right(True, "no") and not exam.is_right(True, 1)
+    for given, expected in ((True, "yes"), (False, "no"), (True, "true")):
+        assert exam.verdict_on(given, expected) == "right"
+    assert exam.verdict_on(True, "no") == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -307,8 +338,10 @@ def test_a_truth_value_answers_yes_or_no():
         (("--seed", "x"), "give a whole number"),
         (("--html", "exam.pdf"), "end it in .html"),
         (("--md", "no/such/folder/x.md"), "does not exist"),
-        (("--md", "-"), "only --json writes to standard output"),
+        (("--md", "-"), "end it in .md"),
         (("--html", "-"), "end it in .html"),
+        (("--md", "x.html"), "end it in .md"),
+        (("--grade", "x.json", "--key"), "--key is for an exam, and --grade makes none"),
     ],
 )
 def test_a_value_that_will_not_do(run, args, says):
@@ -649,7 +682,12 @@ def test_a_wrong_number_is_what_its_slip_gives(name):
             question.wrong,
         )
         for at, value in slipped:
-            assert not exam.is_right(float(value), question.parts[at].expected), (seed, at, value, question.parts)
+            assert exam.verdict_on(float(value), question.parts[at].expected) != "right", (
+                seed,
+                at,
+                value,
+                question.parts,
+            )
 
 
 def test_answers_differ_between_seeds():

@@ -82,6 +82,13 @@ def test_known_mistakes_differ_from_the_truth_and_from_each_other(name):
         assert found.setdefault(key, mistake.says) == mistake.says
 
 
+@ALL
+def test_no_number_among_the_inputs_is_always_the_same(name):
+    """Such a number could be written into the kernel."""
+    numbers = [[x for x in inputs if not isinstance(x, np.ndarray)] for _, inputs in EXERCISES[name].inputs()]
+    assert all(len(set(values)) > 1 for values in zip(*numbers, strict=True))
+
+
 @pytest.mark.course
 @ALL
 def test_a_solution_passes_and_its_bill_is_the_bound(name):

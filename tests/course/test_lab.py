@@ -451,6 +451,11 @@ def write(tmp_path):
         ("def test(attention:\n", "is not Python, line 1"),
         ("def check(attention):\n    pass\n", "defines no test: write def test(attention):"),
         ("def test(attention):\n    pass\x00", "is not Python"),
+        (
+            "def test(attention):\n    yield\n    assert False\n",
+            "line 2: test yields, so that a call of it runs nothing",
+        ),
+        ("def test(attention):\n    for x in (y := (yield),):\n        pass\n", "line 2: test yields"),
         ("import no_such_module\ndef test(attention):\n    pass\n", "No module named 'no_such_module'"),
     ],
 )

@@ -69,6 +69,16 @@ WRONG = {
             "if True:",
             "strict: OutOfBounds|the guard is missing|Z[i] = factor * X[i] + Y[i]|X, axis 0",
         ),
+        (
+            "i = cuda.grid(1)\n    if i < X.shape[0]:",
+            "for i in range(X.shape[0]):",
+            "strict: RaceDetected|A thread has one element, that of its own number, cuda.grid(1)",
+        ),
+        (
+            "i = cuda.grid(1)\n    if i < X.shape[0]:",
+            "i = min(cuda.grid(1), X.shape[0] - 1)\n    if True:",
+            "strict: RaceDetected|threads past the end do nothing",
+        ),
         ("cuda.grid(1)", "cuda.threadIdx.x", "strict: RaceDetected|cuda.threadIdx.x was taken for the thread's number"),
         (
             "i < X.shape[0]:",
@@ -106,6 +116,17 @@ WRONG = {
         (
             "while half > 0:\n        if tx < half:\n            tile[tx] += tile[tx + half]\n        "
             f"{BARRIER}\n        half //= 2",
+            f"s = float32(0)\n    for k in range(B):\n        s += tile[k]\n    {BARRIER}\n    tile[tx] = s",
+            "parallel: does more than its share|all threads do this alike, each of them again",
+        ),
+        (
+            "if tx < half:\n            tile[tx] += tile[tx + half]",
+            "if tx > 0:\n            tile[0] += tile[tx]",
+            "strict: RaceDetected|no barrier parts the threads in one line|index must",
+        ),
+        (
+            "while half > 0:\n        if tx < half:\n            tile[tx] += tile[tx + half]\n        "
+            f"{BARRIER}\n        half //= 2",
             "if tx == 0:\n        for k in range(1, B):\n            tile[0] += tile[k]",
             "parallel: Thread 0 of block 0 does more than its share: 191|in shared memory|2·(3·log₂B + 2)",
         ),
@@ -138,6 +159,8 @@ WRONG = {
         ("acc * scale", "acc", "correct: not multiplied by scale"),
         ("j, i = cuda.grid(2)", "i, j = cuda.grid(2)", "correct: never written|all from column 32|gives x first"),
         ("acc += Q", "acc = Q", "correct: `acc` is replaced"),
+        ("range(Q.shape[1])", "range(K.shape[0])", "strict: OutOfBounds|t in range(Q.shape[1])"),
+        ("* K[j, t]", "* K[t, j]", "strict: OutOfBounds|Q[i, t] * K[j, t]"),
         ("range(Q.shape[1])", "range(Q.shape[1] - 1)", "correct: ends one step too early"),
         (
             "acc = float32(0)\n        for t in range(Q.shape[1]):\n            acc += Q[i, t] * K[j, t]\n"
@@ -198,6 +221,16 @@ WRONG = {
         ),
         ("* K_j[tx, t]", "* K_j[ty, t]", "correct: yours is tx"),
         ("* K_j[tx, t]", "* K_j[t, tx]", "correct: Likely: K_j is used across"),
+        (
+            "Q_i[ty, tx] = load_or_zero(Q, row, t0 + tx)",
+            "Q_i[ty, 0] = load_or_zero(Q, row, t0 + tx)",
+            "strict: RaceDetected|no barrier parts the threads in one line",
+        ),
+        (
+            "Q_i[ty, tx] = load_or_zero(Q, row, t0 + tx)",
+            "for t in range(T):\n            Q_i[ty, t] = load_or_zero(Q, row, t0 + t)",
+            "strict: RaceDetected|no loop goes over elements of others",
+        ),
         ("cuda.blockIdx.x * T + ty, t0", "col, t0", "correct: row ty of the tile belongs to key"),
         ("range(0, Q.shape[1], T)", "range(0, Q.shape[1] // T * T, T)", "correct: hangs over the edge, is left out"),
         ("* K_j[tx, t]", "* load_or_zero(K, col, t0 + t)", "bill: K loads|N_k·d·⌈N/T⌉|use K_j[tx, t]"),
@@ -300,6 +333,7 @@ WRONG = {
         ("        l_i *= old\n", "", "correct: l_i is not rescaled"),
         ("S_ij[c, r] = s * scale", "S_ij[c, r] = s", "correct: not multiplied by scale"),
         ("        m_i = m_new\n", "", "correct: m_i becomes m_new"),
+        ("max(m_new, S_ij[c, r])", "max(m_new, s)", "correct: The maximum is that of the scores before scale"),
         ("m_new = m_i", "m_new = float32(-1e30)", "correct: from one tile to the next"),
         ("O_i[t] += p * V_j[c, t]", "O_i[t] += p * V[j + c, t]", "bill: V loads|use V_j, in shared memory"),
         (
@@ -333,12 +367,21 @@ WRONG = {
         ),
         (
             HOST,
+            "    O = nf.empty(Q.shape, np.float32)\n"
+            "    nf.launch(copy, 1, 1, Q, K, V, specification(Q, K, V, scale), O)\n    return nf.to_host(O)\n\n\n"
+            "@cuda.jit\ndef copy(Q, K, V, R, O):\n    for i in range(O.shape[0]):\n"
+            "        for t in range(O.shape[1]):\n            O[i, t] = R[i, t] + float32(0) * Q[i, t]",
+            "message: When `copy` is launched for N = 70|its argument R holds the answer already",
+        ),
+        (
+            HOST,
             "    return nf.attention(Q, K, V, scale=scale)",
             "message: a stage of numba_flash",
         ),
     ],
     "06_no_matrix": [
         ("p = math.exp(s * scale - m)", "p = math.exp(s - m)", "correct: in the second pass"),
+        ("m = max(m, s * scale)", "m = max(m, s)", "correct: The maximum is that of the scores before scale"),
         ("O[i, t] = O_i[t] / l", "O[i, t] = O_i[t]", "correct: not divided by l"),
         ("s += Q_i[t] * K[j, t]", "s += Q[i, t] * K[j, t]", "bill: Q loads|use Q_i, in registers"),
         ("O_i[t] += p", "O_i[t] = p", "correct: replaced, not added to"),
@@ -358,6 +401,8 @@ WRONG = {
     ],
     "07_recompute": [
         ("s * scale - L_i", "s - L_i", "correct: not multiplied by scale"),
+        ("math.exp(s * scale - L_i)", "math.exp(s * scale) / math.exp(L_i)", "correct: inf/inf is nan. Subtract first"),
+        ("math.exp(s * scale - L_i)", "math.exp(s * scale) * math.exp(-L_i)", "correct: inf/inf is nan. Subtract"),
         ("* (dp - D_i)", "* dp", "correct: D is not subtracted"),
         ("s * scale - L_i", "s * scale + L_i", "correct: L has the wrong sign"),
         ("* (dp - D_i)", "* (dp - D_i) * scale", "correct: scale comes twice"),
@@ -415,6 +460,7 @@ WRONG = {
         ("cuda.blockIdx.x, j // Bc]", "cuda.blockIdx.x, j]", "strict: OutOfBounds|its column is j // Bc"),
         ("range(r, min(Bc, N_k - j) * d, Br)", "range(r, Bc * d, Br)", "strict: OutOfBounds|hangs over the edge"),
         (f"{SKIP}{LOADS}", f"{LOADS}{SKIP}", "bill: K loads|visited·d|ask the mask first"),
+        (" == 0:\n            continue", " != 1:\n            continue", "correct: 0 means left out, and nothing else"),
         (" == 0:\n            continue", " != 0:\n            continue", "correct: 0 means left out"),
     ],
     "11_split": [

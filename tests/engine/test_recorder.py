@@ -42,7 +42,9 @@ def log_of(one):
 def test_every_entry_of_a_small_kernel():
     A, B, n, C = arguments()
     with nf.ledger() as bill, nf.recording() as record:
+        assert repr(record) == "Recording of 0 launches (none), 0 entries"
         launch(kernels.small, 2, 2, A, B, n, C)
+    assert repr(record) == f"Recording of 1 launch (small), {record.entries:,} entries"
     assert B.tolist() == [[12, 11], [14, 13]] and C[0] == 2
     assert bill["A"].loads == 4 and bill["B"].stores == 4 and bill["C"].atomics == 4
     line = LINES

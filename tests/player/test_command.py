@@ -74,6 +74,14 @@ def test_a_small_run_has_a_row_to_follow(run):
     assert (status, err) == (0, "") and " row 2: m = " in out
 
 
+def test_a_terminal_that_cannot_be_drawn_over_gets_the_list(run, monkeypatch):
+    monkeypatch.setattr(command.lesson, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(terminal, "watch", None)
+    monkeypatch.setenv("TERM", "dumb")
+    status, out, _ = run(*SMALL)
+    assert status == 0 and "The last step:" in out
+
+
 def test_a_picture_fits_the_terminal_and_lights_what_moves(small):
     step = next(n for n, frame in enumerate(small.frames) if frame.turns == {"j": (6, 6), "i": (8, 11)})
 

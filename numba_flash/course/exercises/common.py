@@ -4,7 +4,10 @@ import numpy as np
 
 from ..exercise import Mistake
 
-SCALE = np.float32(0.4)  # of no meaning, so that a scale that is left out, or taken for 1/√d, shows
+
+def a_scale(rng):
+    """A scale of no meaning: one that is left out, taken for 1/√d or written as a number shows."""
+    return np.float32(rng.uniform(0.3, 0.5))
 
 
 def cases(seed, make, *sizes):
@@ -43,8 +46,8 @@ def attention_inputs(rng, N, N_k, d, low=False, high=False):
     """Q, K, V and scale. high: scores beyond 100, too large for exp; low: as in `lowest`."""
     if high:
         Q, K, V = qkv(rng, N, N_k, d)
-        return 16 * Q, K, V, SCALE
-    return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), SCALE)
+        return 16 * Q, K, V, a_scale(rng)
+    return (*lowest(rng, N, N_k, d), np.float32(0.25)) if low else (*qkv(rng, N, N_k, d), a_scale(rng))
 
 
 def no_maximum(S, V):
@@ -54,6 +57,19 @@ def no_maximum(S, V):
 
 
 NO_MAXIMUM = "The maximum is not subtracted: exp of a score beyond 88.7 is infinite, and inf/inf is nan."
+
+
+def maximum_without_scale(Q, K, V, scale):
+    """The mistake of attention whose m is that of the scores before scale: where they are large, l is 0 -> O."""
+    S = Q @ K.T
+    P = np.exp(scale * S - S.max(axis=1, keepdims=True))
+    return P @ V / P.sum(axis=1, keepdims=True)
+
+
+MAXIMUM_WITHOUT_SCALE = (
+    "The maximum is that of the scores before scale. Mostly m cancels; but where scores are large, all exponentials "
+    "are 0 then, and so is l."
+)
 
 
 def finite_start(what="m", *, guarded):

@@ -26,7 +26,7 @@ EXERCISES = (
         outputs=("Z",),
         inputs=cases(
             1,
-            lambda rng, N: (normal(rng, N), normal(rng, N), np.float32(2.5)),
+            lambda rng, N: (normal(rng, N), normal(rng, N), np.float32(rng.uniform(2, 3))),
             *({"N": n} for n in (1000, 1, 64, 65, 128)),
         ),
         sizes=lambda X, Y, factor: {"N": len(X)},
@@ -52,6 +52,8 @@ EXERCISES = (
         faults={
             "OutOfBounds": "the guard is missing, or lets one thread too many through: a thread whose number is N or "
             "more has no element.",
+            "RaceDetected in one line": "several threads store the same element. A thread has one element, that of its "
+            "own number, cuda.grid(1): it goes through no others, and threads past the end do nothing.",
             "RaceDetected": f"cuda.threadIdx.x was taken for the thread's number. It begins at 0 in each block; you "
             f"want {GRID}.",
             "unwritten": f"the guard keeps too many threads out, or the number is not {GRID}.",
@@ -69,7 +71,9 @@ EXERCISES = (
         ),
         share=(
             Share("HBM", "2", "a load and, for one thread of a block, a store"),
-            Share("shared memory", "2*(3*log2(B) + 2)", "twice what it takes: its element, and one addition per step"),
+            Share(
+                "shared memory", "2*(3*log2(B) + 2)", "twice what it takes: its element, and one addition per step", 1
+            ),
         ),
         hints=(
             "Two things happen in turn: half of the threads add, and everybody waits. As half gets smaller, fewer "

@@ -3,14 +3,18 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import LOWEST, SCALE, SENTINEL, cases, normal, weights
+from .common import LOWEST, SENTINEL, a_scale, cases, normal, weights
 
 SCORES = ({"N": 20, "N_k": 50, "d": 13}, {"N": 1, "N_k": 1, "d": 1}, {"N": 32, "N_k": 16, "d": 8},
           {"N": 17, "N_k": 3, "d": 5})  # fmt: skip
+COLUMN = (
+    "the second index of Q and of K is a column, of which there are d: a score is the sum of Q[i, t] * K[j, t] for "
+    "t in range(Q.shape[1])."
+)
 
 
 def scores(rng, N, N_k, d):
-    return normal(rng, N, d, mean=0.5), normal(rng, N_k, d, mean=0.5), SCALE
+    return normal(rng, N, d, mean=0.5), normal(rng, N_k, d, mean=0.5), a_scale(rng)
 
 
 def score_mistakes():
@@ -72,6 +76,7 @@ EXERCISES = (
         ),
         mistakes=score_mistakes(),
         faults={
+            **{f"OutOfBounds {x} 1": COLUMN for x in "QK"},
             "OutOfBounds": "the guard is missing, or i and j are exchanged: `cuda.grid(2)` gives x first, and x runs "
             "along the keys.",
             "unwritten": "i and j are exchanged: `cuda.grid(2)` gives x first, and x runs along the keys, so j, i = "

@@ -5,11 +5,13 @@ import numpy as np
 from ..exercise import Bound, Exercise, Mistake, Share, constants
 from .common import (
     LOWEST,
+    MAXIMUM_WITHOUT_SCALE,
     NO_MAXIMUM,
     SENTINEL,
     attention_inputs,
     cases,
     finite_start,
+    maximum_without_scale,
     no_maximum,
     no_rescale,
     normal,
@@ -238,6 +240,7 @@ EXERCISES = (
         ),
         mistakes=(
             finite_start("m_new", guarded=False),
+            Mistake(MAXIMUM_WITHOUT_SCALE, maximum_without_scale),
             Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake(
                 "O_i is not rescaled when m grows: multiply it by exp(m_i - m_new) before the new keys are added.",
@@ -319,6 +322,7 @@ EXERCISES = (
         mistakes=(
             finite_start(guarded=False),
             finite_start(guarded=True),
+            Mistake(MAXIMUM_WITHOUT_SCALE, maximum_without_scale),
             Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake("The scores are not multiplied by scale.", lambda Q, K, V, scale: weights(Q @ K.T) @ V),
             Mistake(

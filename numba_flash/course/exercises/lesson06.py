@@ -3,7 +3,16 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import NO_MAXIMUM, attention_inputs, cases, finite_start, no_maximum, weights
+from .common import (
+    MAXIMUM_WITHOUT_SCALE,
+    NO_MAXIMUM,
+    attention_inputs,
+    cases,
+    finite_start,
+    maximum_without_scale,
+    no_maximum,
+    weights,
+)
 
 EXERCISES = (
     Exercise(
@@ -46,6 +55,7 @@ EXERCISES = (
         mistakes=(
             finite_start(guarded=False),
             finite_start(guarded=True),
+            Mistake(MAXIMUM_WITHOUT_SCALE, maximum_without_scale),
             Mistake(NO_MAXIMUM, lambda Q, K, V, scale: no_maximum(scale * (Q @ K.T), V)),
             Mistake(
                 "The scores are not multiplied by scale in the second pass, where the weights are formed. (In the "

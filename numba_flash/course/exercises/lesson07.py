@@ -3,18 +3,25 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share
-from .common import SCALE, cases, normal, qkv
+from .common import a_scale, cases, normal, qkv
 
 
-def _backward(rng, N, N_k, d=8):
+def _backward(rng, N, N_k, d=8, high=False):
+    """What the backward pass is given. high: scores beyond 100, too large for exp."""
     Q, K, V = qkv(rng, N, N_k, d)
-    S = SCALE * (Q @ K.T)
+    Q *= 16 if high else 1
+    scale = a_scale(rng)
+    S = scale * (Q @ K.T)
     m = S.max(axis=1)
     l = np.exp(S - m[:, None]).sum(axis=1)
     dO = normal(rng, N, d)
     O = np.exp(S - m[:, None]) @ V / l[:, None]
-    return Q, K, V, dO, m + np.log(l), (dO * O).sum(axis=1), SCALE
+    return Q, K, V, dO, m + np.log(l), (dO * O).sum(axis=1), scale
 
+
+EXP_OF_EACH = (
+    "exp of a score beyond 88 is infinite, and so is exp(L): inf/inf is nan. Subtract first, exp(s * scale - L_i)."
+)
 
 EXERCISES = (
     Exercise(
@@ -66,7 +73,14 @@ EXERCISES = (
         answer="backward",
         outputs=("dQ",),
         grid=("Br", None),
-        inputs=cases(14, _backward, {"N": 37, "N_k": 21}, {"N": 1, "N_k": 1}, {"N": 32, "N_k": 40}),
+        inputs=cases(
+            14,
+            _backward,
+            {"N": 37, "N_k": 21},
+            {"N": 1, "N_k": 1},
+            {"N": 32, "N_k": 40},
+            {"N": 5, "N_k": 21, "_high": True},
+        ),
         sizes=lambda Q, K, V, dO, L, D, scale: {"N": len(Q), "N_k": len(K)},
         bill=(
             *(
@@ -107,6 +121,8 @@ EXERCISES = (
                 "The score is not multiplied by scale, so that P is not that of the forward pass.",
                 lambda *x: _dQ(*x, tau=1),
             ),
+            Mistake(EXP_OF_EACH, lambda *x: _dQ_by_quotient(*x, of=lambda S, L: np.exp(S) / np.exp(L))),
+            Mistake(EXP_OF_EACH, lambda *x: _dQ_by_quotient(*x, of=lambda S, L: np.exp(S) * np.exp(-L))),
             Mistake("D is not subtracted: dS = P ∘ (dP - D).", lambda *x: _dQ(*x[:5], 0 * x[5], x[6])),
             Mistake("L has the wrong sign: P = exp(S - L).", lambda *x: _dQ(*x, sign=-1)),
             Mistake("L is not used: exp(S) alone is not the weight.", lambda *x: _dQ(*x, sign=0)),
@@ -140,3 +156,7 @@ def _dS(Q, K, V, dO, L, D, scale, *, tau=None, out=1, sign=1):
 
 def _dQ(Q, K, V, dO, L, D, scale, **slip):
     return scale * (_dS(Q, K, V, dO, L, D, scale, **slip) @ K)
+
+
+def _dQ_by_quotient(Q, K, V, dO, L, D, scale, *, of):
+    return scale * (of(scale * (Q @ K.T), L[:, None]) * (dO @ V.T - D[:, None])) @ K

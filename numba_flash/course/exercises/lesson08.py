@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share, constants
-from .common import SCALE, cases, causal, qkv, weights
+from .common import a_scale, cases, causal, qkv, weights
 from .lesson02 import scores
 
 (Br,) = constants("08_skip", "Br")
@@ -123,7 +123,7 @@ EXERCISES = (
         grid=("Br", None),
         inputs=cases(
             16,
-            lambda rng, N, N_k: (*qkv(rng, N, N_k, 8), SCALE),
+            lambda rng, N, N_k: (*qkv(rng, N, N_k, 8), a_scale(rng)),
             {"N": 37, "N_k": 37},
             {"N": 1, "N_k": 1},
             {"N": 21, "N_k": 45},

@@ -11,7 +11,7 @@ from .common import cases, normal, weights
 
 def _inputs(rng, H, N, N_k):
     P = np.stack([weights(normal(rng, N, N_k)) for _ in range(H)])
-    return P, normal(rng, H, N, N_k), normal(rng, H, N), np.uint64(5 + N), np.float64(0.3)
+    return P, normal(rng, H, N, N_k), normal(rng, H, N), np.uint64(5 + N), np.float64(rng.uniform(0.2, 0.5))
 
 
 def _dS(P, dP, D, Z):

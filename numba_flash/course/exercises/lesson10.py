@@ -3,21 +3,21 @@
 import numpy as np
 
 from ..exercise import Bound, Exercise, Mistake, Share, constants
-from .common import SCALE, cases, qkv, weights
+from .common import a_scale, cases, qkv, weights
 
 Br, Bc = constants("10_blocks", "Br", "Bc")
 
 
 def _inputs(rng, N, N_k, part=0.5):
     shape = -(-N // Br), -(-N_k // Bc)
-    mask = (rng.random(shape) < part).astype(np.uint8)
+    mask = (rng.random(shape) < part) * rng.integers(1, 4, shape, np.uint8)  # 0 alone means left out
     if mask.shape[0] > 2:
         mask[1] = 0  # a tile of queries that sees nothing
-    return *qkv(rng, N, N_k, 8), mask, SCALE
+    return *qkv(rng, N, N_k, 8), mask, a_scale(rng)
 
 
 def _visited(mask, N_k):
-    return int((mask * np.minimum(Bc, N_k - np.arange(mask.shape[1]) * Bc)).sum())
+    return int(((mask != 0) * np.minimum(Bc, N_k - np.arange(mask.shape[1]) * Bc)).sum())
 
 
 def _attend(Q, K, V, mask, scale):
@@ -91,7 +91,11 @@ EXERCISES = (
             ),
             Mistake(
                 "The tiles that the mask leaves out are visited, and the others left out: 0 means left out.",
-                lambda Q, K, V, mask, s: _attend(Q, K, V, 1 - mask, s),
+                lambda Q, K, V, mask, s: _attend(Q, K, V, mask == 0, s),
+            ),
+            Mistake(
+                "Tiles with 2 in the mask are left out, too: 0 means left out, and nothing else.",
+                lambda Q, K, V, mask, s: _attend(Q, K, V, mask == 1, s),
             ),
             Mistake(
                 "The loop ends at the first tile that is left out: `continue` goes on to the next, `break` does not.",
