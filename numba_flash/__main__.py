@@ -9,6 +9,7 @@ import re
 import runpy
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
+from .hbm import profiler
 from .hbm.predict import DIRECTIONS, algorithm0, kept
 
 PROGRAM = "python -m numba_flash"
@@ -110,6 +112,8 @@ def make_parser():
     sub.add_argument("--atomics", action="store_true", help="backward: flash2's variant that adds dQ by atomics")
     sub.add_argument("--device", choices=DEVICES, help="where kernels run (default: what doctor says)")
     sub.add_argument("--predict-only", action="store_true", help="run nothing: any size, 10^6 queries too")
+    what = "on a GPU with Nsight Compute (ncu): add the bytes that L1, L2 and DRAM moved"
+    sub.add_argument("--measure", action="store_true", help=what)
     output.add_json(sub)
 
     sub = command("figures", draw, "compute a figure of the paper, or list those there are")
@@ -217,11 +221,13 @@ def bill(flags):
         raise ValueError("--return-lse is for --direction forward")
     sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
+    if flags.measure:
+        profiler.refuse(flags, predicted)
     operations = flops(flags.stage, **sizes, **more)
     ideal = algorithm0(**sizes, direction=flags.direction)
     figures = {"stage": flags.stage, **sizes, **more, "flops": operations, "predicted": json.loads(predicted.to_json())}
     figures |= {"algorithm0": json.loads(ideal.to_json())}
-    counted, below, good = None, None, True
+    counted, below, good, measured, unmeasured = None, None, True, None, None
     if not flags.predict_only:
         part = tiled_pass(flags)
         fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
@@ -242,12 +248,22 @@ def bill(flags):
         good = counted == predicted and right
         figures |= {"device": place, "seed": flags.seed, "counted": json.loads(counted.to_json())}
         figures |= {"equal": counted == predicted, "diff": counted.diff(predicted)}
+        if flags.measure:
+            try:
+                measured = profiler.measure(flags, [launch.kernel for launch in counted.launches])
+            except KernelError as error:
+                unmeasured = error
+            figures["measured"] = measured
     page = [report.heading(f"Stage {flags.stage}", facts(flags)), ""]
     name = {"forward": "Algorithm 0", "backward": "Algorithm 3", "both": "Algorithms 0, 3"}[flags.direction]
     page += [report.bill_table(counted, predicted=predicted, algorithm0=ideal, ideal=name, below=below), ""]
+    if measured:
+        page += [report.measured_table(measured, predicted=predicted), ""]
     a_byte = operations / predicted.total_bytes if predicted.total_bytes else 0
     page += [report.table(["floating-point operations", "FLOP per byte of HBM"], [[operations, a_byte]])]
     output.show(page, figures, flags.json)
+    if unmeasured:
+        raise unmeasured
     return 0 if good else 1
 
 
@@ -288,22 +304,26 @@ def refuse_work(flags, operations, how):
 
 def count(flags, place):
     """Run the stage in a ledger on random input -> (Bill, out or gradients, what it was given)."""
+    given, run = prepare(flags, place)
+    with ledger() as counted:
+        results = run()
+    return counted, results[0] if flags.return_lse else results, given
+
+
+def prepare(flags, place):
+    """Random input -> (the input, a function that runs the pass which is billed)."""
     keys = flags.n if flags.n_k is None else flags.n_k
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
     scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
     how = {"stage": flags.stage, "scale": scale, "device": place, **masks(flags)}
     if flags.direction == "forward":
-        with ledger() as counted:
-            out = attention(q, k, v, blocks=flags.blocks, return_lse=flags.return_lse, split_kv=flags.split_kv, **how)
-        return counted, out[0] if flags.return_lse else out, (q, k, v, scale)
+        more = {"blocks": flags.blocks, "return_lse": flags.return_lse, "split_kv": flags.split_kv}
+        return (q, k, v, scale), partial(attention, q, k, v, **more, **how)
     dout = np.random.default_rng(flags.seed + 1).standard_normal(q.shape, q.dtype)
     out, lse = attention(q, k, v, return_lse=True, **how) if flags.direction == "backward" else (None, None)
-    with ledger() as counted:
-        gradients = attention_backward(
-            q, k, v, dout, out=out, lse=lse, blocks=flags.blocks, deterministic=not flags.atomics, **how
-        )
-    return counted, gradients, (q, k, v, dout, scale)
+    more = {"out": out, "lse": lse, "blocks": flags.blocks, "deterministic": not flags.atomics}
+    return (q, k, v, dout, scale), partial(attention_backward, q, k, v, dout, **more, **how)
 
 
 def masks(flags):

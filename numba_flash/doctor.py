@@ -22,6 +22,7 @@ from .engine import cache as kernels
 from .engine.launch import device, free_bytes, gpu_count, launch, numpy_conflict
 from .errors import KernelError
 from .hbm.ledger import Count, ledger
+from .hbm.profiler import find_ncu
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 LOWEST = {"python": (3, 11), "numba": (0, 61), "numpy": (2, 0), "rich": (13, 7), "numba-cuda": (0, 30)}
@@ -186,8 +187,7 @@ def kernel_cache():
 
 
 def profiler():
-    path = shutil.which("ncu")
-    if path:
+    if path := find_ncu():
         return Check("profiler", OK, path)
     return Check("profiler", NOTE if gpu_count() else OK, "ncu is not on the path; only a GPU can be profiled")
 

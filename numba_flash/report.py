@@ -35,6 +35,13 @@ CONVENTION = (
     "free. {what} is what the threads request; caches make the traffic in the HBM chips differ."
 )
 ATOMICS = " An atomic has a row of its own, and is one read and one write."
+MEASURED = (
+    "L1 counts the sectors of 32 bytes that the requests of a warp touch: less than predicted where threads of a warp "
+    "ask for the same element, more where a sector is used in part. L2 has what L1 does not answer, and all stores. "
+    "DRAM moves less where L2 answers, and what is stored may still be in L2 when the kernel ends. ncu empties the "
+    "caches before each kernel: what one leaves in L2 does not help the next."
+)
+MEASURED_ATOMICS = " Atomics are left out of predicted and L1 here: L2 carries them out."
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀᵈⁿⁱ", "0123456789+-Tdni", strict=True))
 _ASCII = {
@@ -257,6 +264,49 @@ def bill_table(
         if convention:
             yield []
             yield from ([f" {line}"] for line in textwrap.wrap(explained, width - 2))
+
+    return Drawing(draw)
+
+
+def measured_table(measured, *, predicted):
+    """What the hardware moved, kernel by kernel and in bytes, below what the Bill `predicted` says of it.
+
+    `measured` is what `hbm.profiler.measure` gives. Loads and stores alone are predicted here: atomics are not in L1's.
+    """
+    rows = []
+    for kernel, moved in measured.items():
+        counts = predicted.kernels.get(kernel, {}).values()
+        loads, stores = (sum(getattr(c, kind) * c.itemsize for c in counts) for kind in ("loads", "stores"))
+        rows += [
+            (kernel, "predicted", loads, stores, loads + stores),
+            ("", "L1", moved["l1_loads"], moved["l1_stores"], moved["l1_loads"] + moved["l1_stores"]),
+            ("", "L2", None, None, moved["l2"]),
+            ("", "DRAM", moved["dram_read"], moved["dram_written"], moved["dram_read"] + moved["dram_written"]),
+        ]
+    explained = MEASURED + MEASURED_ATOMICS * bool(predicted.atomics)
+
+    def lines(number):
+        """The cells, with each number as `number` writes it."""
+        yield "", "", "loads", "stores", "both", "/ predicted"
+        base = 0
+        for kernel, what, *values in rows:
+            base = values[-1] if what == "predicted" else base
+            ratio = "" if what == "predicted" else f"{values[-1] / base:.3g}" if base else "-"
+            yield kernel, what, *("" if value is None else number(value) for value in values), ratio
+
+    def draw(width, clean):
+        for number in ("{:,}".format, in_bytes):
+            cells = list(lines(number))
+            sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            if sum(sizes) + 2 * len(sizes) - 1 <= width:
+                break
+        yield [" Bytes that the hardware moved, as Nsight Compute measured them"]
+        for row, (kernel, what, *numbers) in enumerate(cells):
+            name = f"{kernel:<{sizes[0]}}  ", ACCENT
+            rest = "".join(f"  {cell:>{size}}" for cell, size in zip(numbers, sizes[2:], strict=True))
+            yield [" ", name, (f"{what:<{sizes[1]}}{rest}".rstrip(), "" if row else "bold")]
+        yield []
+        yield from ([f" {line}"] for line in textwrap.wrap(explained, width - 2))
 
     return Drawing(draw)
 
