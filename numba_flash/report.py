@@ -273,16 +273,17 @@ def measured_table(measured, *, predicted):
 
     `measured` is what `hbm.profiler.measure` gives. Loads and stores alone are predicted here: atomics are not in L1's.
     """
-    rows = []
-    for kernel, moved in measured.items():
+    pairs = ("predicted", "loads", "stores"), ("L1", "l1_loads", "l1_stores"), ("DRAM", "dram_read", "dram_written")
+    moved = {}
+    for kernel, found in measured.items():
         counts = predicted.kernels.get(kernel, {}).values()
-        loads, stores = (sum(getattr(c, kind) * c.itemsize for c in counts) for kind in ("loads", "stores"))
-        rows += [
-            (kernel, "predicted", loads, stores, loads + stores),
-            ("", "L1", moved["l1_loads"], moved["l1_stores"], moved["l1_loads"] + moved["l1_stores"]),
-            ("", "L2", None, None, moved["l2"]),
-            ("", "DRAM", moved["dram_read"], moved["dram_written"], moved["dram_read"] + moved["dram_written"]),
-        ]
+        moved[kernel] = found | {kind: sum(getattr(c, kind) * c.itemsize for c in counts) for kind in KINDS}
+    if len(moved) > 1:
+        moved["total"] = {name: sum(one[name] for one in moved.values()) for name in next(iter(moved.values()))}
+    rows = []
+    for kernel, found in moved.items():
+        first, L1, DRAM = ((what, found[a], found[b], found[a] + found[b]) for what, a, b in pairs)
+        rows += [(kernel, *first), ("", *L1), ("", "L2", None, None, found["l2"]), ("", *DRAM)]
     explained = MEASURED + MEASURED_ATOMICS * bool(predicted.atomics)
 
     def lines(number):

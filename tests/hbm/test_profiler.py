@@ -239,7 +239,7 @@ def test_the_process_under_ncu_runs_the_pass_of_the_bill(monkeypatch, line):
     flags.blocks = flags.blocks and cli.from_sides(flags.stage, flags.blocks)
     with nf.ledger() as ours:
         assert profiler.main(profiler.to_arguments(flags)) == 0
-    theirs, results, given = cli.count(flags, "cpu")
+    theirs, _, given = cli.count(flags, "cpu")
     assert (ours, ours.launches) == (theirs, theirs.launches)
     again = cli.prepare(profiler.from_arguments(profiler.to_arguments(flags)), "cpu")[0]
     assert all((a == b).all() if hasattr(a, "all") else a == b for a, b in zip(given, again, strict=True))
@@ -270,6 +270,8 @@ def test_the_bill_with_its_third_column(ncu, capsys):
     # 4 · 8 · 8 · 4 bytes each of Q and K, and S is written once
     assert "scores predicted 2,048 256 2,304 L1 33,554,432 262,144 33,816,576 1.47e+04 L2 41,943,040" in text
     assert "DRAM 67,766,784 8,479,488 76,246,272" in text
+    total = nf.predict("naive", n=8, d=4)
+    assert f"total predicted {total.read_bytes:,} {total.write_bytes:,} {total.total_bytes:,} L1 2,450,522,112" in text
     assert "ncu empties the caches before each kernel" in text
     assert text.index("HBM bill") < text.index("Bytes that the hardware moved") < text.index("floating-point")
     assert cli.main([*SMALL, "--measure", "--json"]) == 0
@@ -325,7 +327,7 @@ def test_no_gpu_and_no_ncu(monkeypatch, capsys, tmp_path):
 def test_large_figures_are_rounded_and_atomics_explained():
     huge = {"launches": 1, **dict.fromkeys(profiler.METRICS, 10**17 + 1)}
     bill = nf.predict("flash2", n=10**6, d=64, direction="backward", deterministic=False)
-    text = report.to_text(report.measured_table({kernel: huge for kernel in bill.kernels}, predicted=bill))
+    text = report.to_text(report.measured_table(dict.fromkeys(bill.kernels, huge), predicted=bill))
     assert max(map(len, text.splitlines())) <= 80
     assert "100 PB" in text and "Atomics are left out" in text
     assert "Atomics" not in report.to_text(report.measured_table({"x": huge}, predicted=nf.predict("flash2", n=8, d=4)))
