@@ -10,11 +10,10 @@ from numba_flash import lesson, masks, reference, report, testing
 from numba_flash.blocks import KEY_THREADS, ROWS, check_blocks, filled_up, pitch, tiles
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.hbm.warps import SECTOR, warp_accesses
-from numba_flash.lesson import plural
 from numba_flash.questions import Question
 from numba_flash.stages import register_tiled
 
-LANES, BANKS, FP32 = 128, 32, 67e12                          # of an H200: multiply-adds and words per cycle; FLOP/s
+LANES, BANKS, FP32, BANDWIDTH = 128, 32, 67e12, 4.8e12       # of an H200: per cycle; FLOP/s, bytes/s (datasheet)
 this = lesson.start("12 · register_tiled", stage="register_tiled", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
 chosen = check_blocks("register_tiled", this.blocks, d=d)
@@ -32,7 +31,8 @@ def recorded(stage):
 this.part("The question")
 this.text("""
 The bill counts what threads ask for. flash2 has the smallest bill so far, and it is not the fastest kernel that there
-is: on a GPU it reaches a quarter of what the GPU computes. What does it wait for? Not for HBM: lesson 01 puts it far to
+is: on a GPU it reaches a quarter of what the GPU computes. What does it wait for? Not for HBM: lesson 01 puts it far
+to
 the right of the roofline's ridge. This lesson counts two things that the bill does not see, how the threads of a warp
 ask HBM and how they ask shared memory, and then builds a kernel with the bill of flash2 that asks shared memory less.
 """)
@@ -40,7 +40,8 @@ ask HBM and how they ask shared memory, and then builds a kernel with the bill o
 # %% Sectors.
 this.part("What a warp asks of HBM")
 this.text(f"""
-32 threads of a block are a warp and run each instruction together (lesson 00). HBM is read in sectors of {SECTOR} bytes:
+32 threads of a block are a warp and run each instruction together (lesson 00). HBM is read in sectors of {SECTOR}
+bytes:
 8 neighbouring elements of float32. A load by a warp is one request, and moves each sector in which one of its 32
 elements lies. If the 32 elements are neighbours, these are 4 sectors. If each lies far from the others, it is 32, of
 which 7/8 are not asked for: a load that is not coalesced.
@@ -49,9 +50,9 @@ x = this.draw(s=range(2, 8), B=(64, 96, 128, 160))
 this.ask("""
 Which distance between the elements of neighbouring threads costs how many sectors?
 """,
-    Question("sectors", x, "thread i of B threads in one block loads X[s·i]. How many sectors do the warps' requests touch?",
-        len({s_i * x.s // 8 for s_i in range(x.B)}), "s·B/8: the elements span 4·s·B bytes, and no sector lies between.",
-        "A warp's 32 elements span 32·s elements, or 128·s bytes. How many sectors of 32 bytes is that? How many warps?",
+    Question("sectors", x, "thread i of B threads in a block loads X[s·i]. How many sectors do the requests touch?",
+        len({s_i * x.s // 8 for s_i in range(x.B)}), "s·B/8: they span 4·s·B bytes, and no sector lies between.",
+        "A warp spans 32·s elements, or 128·s bytes. How many sectors of 32 bytes is that? How many warps?",
         [(x.B // 8, "That is for neighbours, s = 1."), (x.B, "Each thread has a sector of its own from s = 8 on."),
          (4 * x.s, "So many one warp touches. How many warps has the block?")]),
 )  # fmt: skip
@@ -63,17 +64,18 @@ what the same elements would take if they were neighbours:
 naive, flash2 = recorded("naive"), recorded("flash2")["flash2"]
 of_hbm = [one for kernel in ("scores", "softmax", "output") for one in naive[kernel]]
 of_hbm += [one for one in flash2 if one.space == "global" and one.array != "L"]
-table = [[one.kernel, f"{one.array} {one.kind}", one.requests, f"{one.per_request:.2f}", f"{one.least / one.requests:.2f}"]
-         for one in of_hbm]  # fmt: skip
+table = [[one.kernel, f"{one.array} {one.kind}", one.requests, f"{one.per_request:.2f}",
+          f"{one.least / one.requests:.2f}"] for one in of_hbm]  # fmt: skip
 this.show(report.table(["kernel", "", "requests", "sectors", "least"], table), "")
 this.figures["sectors"] = [[one.kernel, one.array, one.kind, one.requests, one.units, one.least] for one in of_hbm]
-far = next(one for one in naive["softmax"] if one.array == "S")
+far, across = next(one for one in naive["softmax"] if one.array == "S"), {one.array: one for one in naive["scores"]}
 this.text(f"""
-A warp of `scores` has 2 queries and 16 keys: 2 sectors of Q, and of K, whose rows are d elements apart, 16. `softmax` has
-a thread per row, and the rows of S are N_k elements apart: {far.per_request:.0f} sectors per request. The bill does not tell: it counts
-elements. Nor is it all lost, where a cache keeps the sectors for the next 7 steps of the loop. The tiles of lesson 03
-mend it for the products, since they are filled by neighbours: flash2 fills K_j and V_j so. It loads Q and stores O by
-the row, once each.
+A block of `scores` has 16 × 16 threads, so a warp has 2 queries and 16 keys. The rows of Q and K are d elements apart:
+{across["Q"].per_request:.0f} sectors of Q per request, and {across["K"].per_request:.0f} of K. `softmax` has a thread
+per row, and the rows of S are N_k elements apart: {far.per_request:.0f} sectors per request. The bill does not tell: it
+counts elements. Nor is it all lost, where a cache keeps the sectors for the next 7 steps of the loop. The tiles of
+lesson 03 mend it for the products, since they are filled by neighbours: flash2 fills K_j and V_j so. It loads Q and
+stores O by the row, once each.
 """)
 
 # %% Banks.
@@ -102,7 +104,8 @@ def waves(width):
 
 
 this.text(f"""
-Shared memory has no sectors, it has {BANKS} banks. Word w, 4 bytes, lies in bank w mod {BANKS}. In one go, a wavefront, each
+Shared memory has no sectors, it has {BANKS} banks. Word w, 4 bytes, lies in bank w mod {BANKS}. In one go, a
+wavefront, each
 bank serves one word, to as many threads as ask for that word. If two threads of a warp ask one bank for two words, the
 request takes two wavefronts: a bank conflict. The rows of a tile with `width` columns begin `width` banks apart:
 """)
@@ -110,7 +113,7 @@ this.source(make_column(32), "tile = ", "Y[x, t]")
 x = this.draw(width=(42, 44, 50, 52, 56, 60, 72, 80))
 this.ask("",
     Question("wavefronts", x, "with that width, how many wavefronts takes one request for `tile[x, t]`?",
-        np.gcd(x.width, 32).item(), "The greatest common divisor of width and 32: so many rows begin in each bank used.",
+        np.gcd(x.width, 32).item(), "The greatest common divisor of width and 32: so many rows share a bank.",
         "In which bank does row x begin? Which is the first other row that begins in the bank of row 0?",
         [(1, "Rows begin in different banks only if width is odd."),
          (32, "That is for a width of 32: all rows begin in one bank."),
@@ -119,7 +122,8 @@ this.ask("",
 widths = 32, 33, 34, 36, 40, 48, 68
 this.show(report.table(["width", "wavefronts per request"], [[w, f"{waves(w).per_request:.0f}"] for w in widths]), "")
 this.text("""
-So a tile that is read by rows gets a column more, which nobody uses: `d | 1` in the backward pass of flash2. In `tiled`
+So a tile that is read by rows gets a column more, which nobody uses: `d | 1` in the backward pass of flash2. In
+`tiled`
 16 threads read 16 rows of 16 columns: 8 rows begin in the same bank (its comment says so). Where all threads of a warp
 ask for the same word, as those of flash2 do, there is no conflict.
 """)
@@ -131,15 +135,18 @@ multiplied = 2 * few["n"] ** 2 * few["d"]
 this.text(f"""
 Then why is flash2 slow? A wavefront gives each of 32 threads one word. A multiprocessor of an H200 starts {LANES}
 multiply-adds in a cycle, and shared memory serves one wavefront: {BANKS} words. So a kernel that loads one word per
-multiply-add runs at {BANKS}/{LANES} of the peak at best, a quarter, conflicts or not. In flash2 each thread has a query,
+multiply-add runs at {BANKS}/{LANES} of the peak at best, a quarter, conflicts or not. In flash2 each thread has a
+query,
 with its rows of Q_i and O_i in registers. Each multiply-add takes an element of K_j or V_j, the same one for all
 threads of the block, and still each thread has to load it. Counted in the run above:
 
     loads from shared memory  {asked:>11,}
     multiply-adds             {multiplied:>11,}     {asked / multiplied:.3f} loads per multiply-add
 
-(The few more are S_ij, which is in shared memory, too.) Measured on an H200 in float32, with 64 heads, N = 4096, d = 64:
-17.4 TFLOP/s, where {FP32 / 1e12:.0f} are possible, 26 %. (The {LANES} and the {BANKS} are from NVIDIA's CUDA C++ Programming
+(The few more are S_ij, which is in shared memory, too.) Measured on an H200 in float32, with 64 heads, N = 4096, d =
+64:
+17.4 TFLOP/s, where {FP32 / 1e12:.0f} are possible, 26 %. (The {LANES} and the {BANKS} are from NVIDIA's CUDA C++
+Programming
 Guide, the {FP32 / 1e12:.0f} from the datasheet.)
 """)
 
@@ -147,7 +154,8 @@ Guide, the {FP32 / 1e12:.0f} from the datasheet.)
 this.part("Several results per thread")
 this.text(f"""
 A thread that owns R × C scores loads R elements of Q_i and C of K_j, and multiplies each with each: R·C multiply-adds
-for R + C loads. Its results are in registers, {ROWS} × {tiles(chosen.Bc, KEY_THREADS)} scores here; so are the elements that it
+for R + C loads. Its results are in registers, {ROWS} × {tiles(chosen.Bc, KEY_THREADS)} scores here; so are the
+elements that it
 multiplies next.
 """)
 x = this.draw(R=(2, 4, 8), C=(3, 4, 5, 6), d=(16, 24, 32, 48))
@@ -172,7 +180,8 @@ The loads per multiply-add, and what part of the peak they allow, {BANKS}/{LANES
 shares = []
 for R, C in ((1, 1), (2, 2), (4, 4), (4, 8), (8, 8)):
     loads = (R + C) / (R * C) if R * C > 1 else 1
-    shares.append([f"{R} × {C}", R + C if R * C > 1 else 1, R * C, f"{loads:.3f}", f"{min(1, BANKS / LANES / loads):.0%}"])
+    share = min(1, BANKS / LANES / loads)
+    shares.append([f"{R} × {C}", round(loads * R * C), R * C, f"{loads:.3f}", f"{share:.0%}"])
 this.show(report.table(["results", "loads", "multiply-adds", "loads each", "of the peak"], shares), "")
 this.text("""
 (1 × 1 is flash2, whose own element is in a register.) 8 × 8 needs 64 registers for the results of one product, and as
@@ -186,16 +195,19 @@ none = masks.no_mask()
 kernel = register_tiled.make_forward(*chosen, d, float32, none.allowed, none.seen, none.keep(float32))
 rows, keys, columns = filled_up(*chosen, d)
 this.text(f"""
-A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of {chosen.Br} queries and {chosen.Bc} keys. Thread (x, y) owns rows y, y + Y, … of
+A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of {chosen.Br} queries and {chosen.Bc} keys. Thread (x,
+y) owns rows y, y + Y, … of
 the tile. Several threads share a row now. So its maximum and its sum pass through shared memory, `part`, and so does
 P_ij, which the product with V_j reads along the keys. ("Alg. 1" in a comment is that of the FlashAttention-2 paper,
 lesson 05, part 7; `keep` is of dropout, lesson 09.)
 """)
 this.source(kernel, "for j in range(0, keys", "rows_by_columns(")
 this.text(f"""
-The widths of the tiles are chosen for the banks. A row of Q_i, K_j and V_j takes {pitch(columns)} elements: eight threads that read
+The widths of the tiles are chosen for the banks. A row of Q_i, K_j and V_j takes {pitch(columns)} elements: eight
+threads that read
 the same columns of eight rows find them in different banks, and rows begin at multiples of 16 bytes, so that four
-neighbours are one load. Thread x owns columns 4x to 4x + 3 of O_i, and so on every {4 * KEY_THREADS}: eight neighbours in one go.
+neighbours are one load. Thread x owns columns 4x to 4x + 3 of O_i, and so on every {4 * KEY_THREADS}: eight
+neighbours in one go.
 What the warps ask shared memory for, counted as above:
 """)
 tile = recorded("register_tiled")["register_tiled"]
@@ -207,8 +219,8 @@ this.show(report.table(["", "line", "requests", "wavefronts", "least"], [
 this.figures["wavefronts"] = [[one.array, one.kind, one.requests, one.units, one.least] for one in shared]
 now = sum(one.elements for one in shared if one.kind == "loads")
 this.text(f"""
-The products read without a conflict; a store takes two wavefronts in place of one. All loads together: {now:,}, where
-flash2 had {asked:,}, {asked / now:.1f} times as many.
+The products read without a conflict; a store takes two wavefronts in place of one. All loads together: {now:,}. Of
+flash2 it was {asked:,}.
 """)
 
 # %% The run.
@@ -230,7 +242,8 @@ this.bill("register_tiled", bills["register_tiled"], predicted=predicted, previo
 more = "K and V are loaded more often than by flash2, since its tiles have fewer queries" if (
     predicted["K"].loads > before["K"].loads) else "K and V are loaded as often as by flash2"  # fmt: skip
 this.text(f"""
-HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}: {tiles(N, chosen.Br)} tiles of
+HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}: {tiles(N, chosen.Br)}
+tiles of
 {chosen.Br} here. That is cheap: the kernel does not wait for HBM.
 
 Measured on an H200 in float32, 64 heads, N = 4096, d = 64, beside PyTorch's memory-efficient attention:
@@ -248,8 +261,8 @@ this.part("Your turn")
 wider = (32, 32) if tuple(chosen) != (32, 32) else (16, 16)
 bill = nf.predict("register_tiled", n=N, d=d, heads=H, blocks=wider)
 this.tries({
-    f"--blocks {wider[0]},{wider[1]}": f"""K and V are loaded {bill["K"].loads / predicted["K"].loads:.2f} times as often, and the output is the
-    same but for rounding.""",
+    f"--blocks {wider[0]},{wider[1]}": f"""K and V are loaded {bill["K"].loads / predicted["K"].loads:.2f} times as
+    often, and the output is the same but for rounding.""",
 })  # fmt: skip
 this.text("""
 Check yourself: if thread x reads row 2x of a tile, and not row x, which widths are without conflicts? And how many
