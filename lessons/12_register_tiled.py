@@ -29,12 +29,14 @@ def recorded(stage):
 
 
 this.part("The question")
-this.text("""
+intensity = nf.flops("flash2", n=N, d=d, heads=H) / nf.predict("flash2", n=N, d=d, heads=H).total_bytes
+this.text(f"""
 The bill counts what threads ask for. flash2 has the smallest bill so far, and it is not the fastest kernel that there
-is: on a GPU it reaches a quarter of what the GPU computes. What does it wait for? Not for HBM: lesson 01 puts it far
-to
-the right of the roofline's ridge. This lesson counts two things that the bill does not see, how the threads of a warp
-ask HBM and how they ask shared memory, and then builds a kernel with the bill of flash2 that asks shared memory less.
+is: on a GPU it reaches a quarter of what the GPU computes. What does it wait for? Here it computes {intensity:.1f}
+FLOPs per byte of HBM, and an H200 waits for HBM below {FP32 / BANDWIDTH:.0f} (lesson 01).
+
+This lesson counts two things that the bill does not see, how the threads of a warp ask HBM and how they ask shared
+memory, and then builds a kernel with the bill of flash2 that asks shared memory less.
 """)
 
 # %% Sectors.
