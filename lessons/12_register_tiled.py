@@ -60,7 +60,7 @@ Which distance between the elements of neighbouring threads costs how many secto
 )  # fmt: skip
 this.text(f"""
 A stage's requests can be counted: `nf.recording()` keeps each access of each thread, and the n-th accesses of the
-threads of a warp at one place of the source are a request. For one head of {few["n"]} rows, d = {few["d"]}; "least" is
+threads of a warp at one place of the source are a request. For one head, N = {few["n"]} and d = {few["d"]}; "least" is
 what the same elements would take if they were neighbours:
 """)
 naive, flash2 = recorded("naive"), recorded("flash2")["flash2"]
@@ -197,7 +197,7 @@ none = masks.no_mask()
 kernel = register_tiled.make_forward(*chosen, d, float32, none.allowed, none.seen, none.keep(float32))
 rows, keys, columns = filled_up(*chosen, d)
 this.text(f"""
-A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of {chosen.Br} queries and {chosen.Bc} keys. Thread (x,
+A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of Br = {chosen.Br} and Bc = {chosen.Bc}. Thread (x,
 y) owns rows y, y + Y, … of
 the tile. Several threads share a row now. So its maximum and its sum pass through shared memory, `part`, and so does
 P_ij, which the product with V_j reads along the keys. ("Alg. 1" in a comment is that of the FlashAttention-2 paper,
@@ -244,9 +244,8 @@ this.bill("register_tiled", bills["register_tiled"], predicted=predicted, previo
 more = "K and V are loaded more often than by flash2, since its tiles have fewer queries" if (
     predicted["K"].loads > before["K"].loads) else "K and V are loaded as often as by flash2"  # fmt: skip
 this.text(f"""
-HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}: {tiles(N, chosen.Br)}
-tiles of
-{chosen.Br} here. That is cheap: the kernel does not wait for HBM.
+HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}:
+Tr = {tiles(N, chosen.Br):,} here. That is cheap: the kernel does not wait for HBM.
 
 Measured on an H200 in float32, 64 heads, N = 4096, d = 64, beside PyTorch's memory-efficient attention:
 """)
@@ -262,9 +261,12 @@ Algorithm 2 of FlashAttention-2 has five.
 this.part("Your turn")
 wider = (32, 32) if tuple(chosen) != (32, 32) else (16, 16)
 bill = nf.predict("register_tiled", n=N, d=d, heads=H, blocks=wider)
+other = check_blocks("register_tiled", None, d=2 * d if d <= 128 else d // 2)
 this.tries({
     f"--blocks {wider[0]},{wider[1]}": f"""K and V are loaded {bill["K"].loads / predicted["K"].loads:.2f} times as
     often, and the output is the same but for rounding.""",
+    f"--d {2 * d if d <= 128 else d // 2}": f"""The default tiles are then Br = {other.Br} and Bc = {other.Bc}: with
+    more columns fewer rows fit.""",
 })  # fmt: skip
 this.text("""
 Check yourself: if thread x reads row 2x of a tile, and not row x, which widths are without conflicts? And how many

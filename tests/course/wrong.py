@@ -581,8 +581,8 @@ WRONG = {
         (
             "            for u in range(4):\n                q[u] = Q_i[y + 4 * u, t]\n                k[u] = K_j[x + 4 * u, "
             "t]\n            for u in range(4):\n                for w in range(4):\n",
-            "            for u in range(4):\n                q[u] = Q_i[y + 4 * u, t]\n                for w in range(4):\n"
-            "                    k[w] = K_j[x + 4 * w, t]\n",
+            "            for u in range(4):\n                q[u] = Q_i[y + 4 * u, t]\n"
+            "                for w in range(4):\n                    k[w] = K_j[x + 4 * w, t]\n",
             "parallel: 704 loads|then multiply 16 times",
         ),
         (
