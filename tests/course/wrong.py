@@ -68,6 +68,13 @@ DOT_PRODUCTS = """        for u in range(4):
                 for t in range(T):
                     S_ij[u, w] += Q_i[y + 4 * u, t] * K_j[x + 4 * w, t]
 """
+KEYS_AGAIN = """        for t in range(T):
+            for u in range(4):
+                q[u] = Q_i[y + 4 * u, t]
+                for w in range(4):
+                    k[w] = K_j[x + 4 * w, t]
+                    S_ij[u, w] += q[u] * k[w]
+"""
 FIRST_ROW = PRODUCTS.replace("S_ij[u, w] += q[u]", "S_ij[0, w] += q[0]").replace(
     "            for u in range(4):\n                for w", "            for w"
 )
@@ -579,10 +586,8 @@ WRONG = {
             "again for each product|Take 4 elements of each tile into registers, then multiply 16 times",
         ),
         (
-            "            for u in range(4):\n                q[u] = Q_i[y + 4 * u, t]\n                k[u] = K_j[x + 4 * u, "
-            "t]\n            for u in range(4):\n                for w in range(4):\n",
-            "            for u in range(4):\n                q[u] = Q_i[y + 4 * u, t]\n"
-            "                for w in range(4):\n                    k[w] = K_j[x + 4 * w, t]\n",
+            PRODUCTS,
+            KEYS_AGAIN,
             "parallel: 704 loads|then multiply 16 times",
         ),
         (

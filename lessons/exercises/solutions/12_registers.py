@@ -13,9 +13,9 @@ and so are the stores. What is outside of Q and K is 0 in the tiles. The bill it
     K  loads   N_k·d·⌈N/T⌉
     S  stores  N·N_k
 
-From shared memory a thread may load 8 elements per column; as 16 sums, each with loads of its own, it would be 32. What
-counts is what you write. (Once a thread owns 16 scores, and all ranges are constants, Numba's compiler finds elements
-that are loaded twice by itself: on a GPU, this small kernel would be as fast with the 32.)
+From shared memory a thread may load 8 elements per column; 16 sums, each with loads of its own, would take 32. What
+counts is what you write. (Where a thread owns 16 scores and all ranges are constants, Numba's compiler for GPUs finds
+by itself what is loaded twice: in this small kernel it makes 8 loads of the 32.)
 
 Leave the rest of the file as it is: `specification` is what the result should be, in NumPy, and `launch` is how the
 kernel is run. Check what you wrote, and ask for hints, one after another:
