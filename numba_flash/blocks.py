@@ -8,6 +8,7 @@ import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -340,8 +341,8 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
     if tiling is None:
         return None
     if rule == "fit":
-        Br, Bc = tiling.default(d, sram // size)
-        if _elements(tiling.shared(Br, Bc, d)) * size > sram or min(Br, Bc) < 1:
+        Br, Bc, taken = _default(stage, direction, d, sram // size)
+        if taken * size > sram or min(Br, Bc) < 1:
             least = _elements(tiling.shared(1, 1, d)) * size
             raise ValueError(
                 f"sram={sram} holds no tiles of {stage!r}{PASSES[direction]} with d = {d} and {size} bytes an element: "
@@ -382,6 +383,14 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
     if direction == "split" and sides[0] != 1:
         raise ValueError(f"blocks={blocks!r}: with split_kv a block has one query, so pass (1, Bc)")
     return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1), direction)
+
+
+@cache
+def _default(stage, direction, d, elements):
+    """The default tiles -> Br, Bc, and the elements of shared memory that they take."""
+    tiling = TILINGS[direction][stage]
+    Br, Bc = tiling.default(d, elements)
+    return Br, Bc, _elements(tiling.shared(Br, Bc, d))
 
 
 def _tiling(stage, direction):

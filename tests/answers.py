@@ -3,9 +3,11 @@
 import math
 
 import numpy as np
+from numba import cuda, float32
 
 import numba_flash as nf
 from numba_flash.hbm.predict import algorithm0
+from numba_flash.hbm.warps import warp_accesses
 
 
 class Operation(float):
@@ -160,6 +162,39 @@ def splits(N_k, d, n, H):
     return shared.elements - alone.elements
 
 
+def sectors(s, B):
+    return sum(len({s * i * 4 // 32 for i in range(warp, warp + 32)}) for warp in range(0, B, 32))
+
+
+def wavefronts(width):
+    """Of column 0 of 32 rows: the most that one bank has to serve."""
+    banks = [row * width % 32 for row in range(32)]
+    return max(map(banks.count, banks))
+
+
+def loads_of_a_thread(R, C, d):
+    """What register_tiled's own product loads, in a recording of one thread."""
+
+    @cuda.jit
+    def products(A, B, S):
+        a, b = cuda.shared.array((8, 48), float32), cuda.shared.array((8, 48), float32)
+        for r in range(8):
+            for t in range(d):
+                a[r, t], b[r, t] = A[r, t], B[r, t]
+        for t in range(d):
+            for r in range(R):
+                x = a[r, t]
+                S[r, 0] += x
+            for c in range(C):
+                y = b[c, t]
+                S[c, 1] += y
+
+    with nf.recording() as record:
+        nf.launch(products, 1, 1, *(np.ones((8, 48), np.float32) for _ in "ABS"), device="cpu")
+    found = warp_accesses(record.launches[0])
+    return sum(one.elements for one in found if (one.space, one.kind) == ("shared", "loads"))
+
+
 ANSWERS = {
     "00": {
         "threads": lambda N, B: len(launched(N, B)),
@@ -203,6 +238,7 @@ ANSWERS = {
         "mask": lambda **sizes: local(**sizes)["block_mask"].read_bytes,
     },
     "11": {"more": splits, "filled": filled},
+    "12": {"sectors": sectors, "wavefronts": wavefronts, "loads": loads_of_a_thread},
 }
 NEAR = {("06", "M"): 0.08, ("04", "l"): 1e-12, ("09", "sum"): 1e-12}  # where the other way rounds
 

@@ -104,7 +104,9 @@ def short(name):
 def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
     assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
-    assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py", "11_decoding.py"]
+    assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py", "11_decoding.py"] + [
+        "12_register_tiled.py"
+    ]
 
 
 # --- what a lesson prints ---------------------------------------------------------------------------------------------

@@ -45,13 +45,15 @@ class Share:
     """What one thread of a launch may do at most: `formula` loads and stores in `space`, HBM or shared memory.
 
     why: what these are, for a thread that does its part; more of them is the work of other threads. alike: so many
-    times as much may be done in shared memory where many threads of the block do it.
+    times as much may be done in shared memory where many threads of the block do it. likely: what they probably do who
+    all do more, where this is not the work of others.
     """
 
     space: str
     formula: str
     why: str
     alike: int = 2
+    likely: str = ""
 
     def value(self, sizes):
         return evaluated(self.formula, sizes)

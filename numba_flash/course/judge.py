@@ -593,7 +593,7 @@ def too_much(launch, share, sizes, own):
         does = f"{who} of {whose} does more than its share"
     return (
         f"{does}: {most:,} loads and stores in {share.space}, where each thread should do at most {allowed:,} = "
-        f"{share}, {share.why}. Likely: {(FEW if own else AGAIN) if alike else SERIAL}"
+        f"{share}, {share.why}. Likely: {(share.likely or (FEW if own else AGAIN)) if alike else SERIAL}"
     )
 
 

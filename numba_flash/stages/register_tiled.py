@@ -108,7 +108,8 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
             for c in range(y, others, Y):
                 for w in range(COLUMNS):
                     t = x + X * w
-                    K_j[c, t] = K[g, j + c, t] if c < Bc and j + c < keys and t < d else real(0)  # Alg. 1, l. 7
+                    inside = c < Bc and j + c < keys and t < d
+                    K_j[c, t] = K[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
             cuda.syncthreads()                               # K_j is complete
             for u in range(ROWS):
                 for w in range(KEYS):
@@ -128,7 +129,8 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
             for c in range(y, others, Y):
                 for w in range(COLUMNS):
                     t = x + X * w
-                    V_j[c, t] = V[g, j + c, t] if c < Bc and j + c < keys and t < d else real(0)  # Alg. 1, l. 7
+                    inside = c < Bc and j + c < keys and t < d
+                    V_j[c, t] = V[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
             for u in range(ROWS):
                 r = y + Y * u
                 m_new = m_i[u]

@@ -19,6 +19,7 @@ from numba_flash.course import check, exam
 from numba_flash.course.exercises import EXERCISES
 from numba_flash.engine import model
 from numba_flash.figures import memory
+from numba_flash.stages import LADDER
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
@@ -129,7 +130,7 @@ def test_the_numbers_that_the_library_knows():
         f"d² = {128**2:,} is large against the {model.STATIC_SHARED // 4:,} elements of "
         f"{model.STATIC_SHARED // 1024} KiB",
         f"N × N matrices at the peak: {square['naive']} for naive, {words[square['flash']]} for flash",
-        f"all {words[len(nf.STAGES)]} stages differ",
+        f"all {words[len(LADDER)]} stages differ",
         f"| block | Up to {model.THREADS:,} threads",
         f"| warp | {model.WARP} threads",
         f"{words[nf.patterns.local(8, 8, (4, 4)).itemsize].title()} byte per tile of S",

@@ -5,6 +5,7 @@ Needs numba-cuda, but no GPU.
 
 import importlib.util
 import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from numba import cuda
 
 import numba_flash as nf
+from numba_flash.course.exercise import load
 from numba_flash.course.exercises import EXERCISES
+
+from .wrong import DOT_PRODUCTS, PRODUCTS
 
 if importlib.util.find_spec("numba_cuda") is None:
     pytest.skip("needs numba-cuda (pip install numba_flash[cu12] or [cu13])", allow_module_level=True)
@@ -53,3 +57,16 @@ def test_registers(name, monkeypatch):
         assert ".local" not in ptx
         if name != "09_dropout":  # whose probability is a float64
             assert ".f64" not in ptx
+
+
+@pytest.mark.course
+def test_the_compiler_finds_what_is_loaded_twice(tmp_path, monkeypatch):
+    """As 12_registers says: in its kernel, 16 sums with loads of their own become 8 loads per column, too."""
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    matrix, file = types.Array(types.float32, 2, "C"), tmp_path / "scores.py"
+    for filling in (PRODUCTS, DOT_PRODUCTS):
+        file.write_text(EXERCISES["12_registers"].solution.replace(PRODUCTS, filling), encoding="utf-8")
+        kernel = load(file).scores.py_func
+        ptx, _ = cuda.compile_ptx(kernel, (matrix, matrix, matrix, types.float32), cc=(9, 0))
+        loads, products = (len(re.findall(name, ptx)) for name in (r"ld\.shared", r"fma\.rn\.f32"))
+        assert products in (16, 16 * 16) and 2 * loads == products

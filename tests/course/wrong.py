@@ -61,6 +61,24 @@ ONE_THREAD += ATTENTION[ATTENTION.index("\n\ndef attention") : ATTENTION.index("
     "Br, Q, K", "1, Q, K"
 )
 
+REGISTERS = EXERCISES["12_registers"].solution
+PRODUCTS = REGISTERS[REGISTERS.index("        for t in range(T):") : REGISTERS.index("        # --- end of your code")]
+DOT_PRODUCTS = """        for u in range(4):
+            for w in range(4):
+                for t in range(T):
+                    S_ij[u, w] += Q_i[y + 4 * u, t] * K_j[x + 4 * w, t]
+"""
+KEYS_AGAIN = """        for t in range(T):
+            for u in range(4):
+                q[u] = Q_i[y + 4 * u, t]
+                for w in range(4):
+                    k[w] = K_j[x + 4 * w, t]
+                    S_ij[u, w] += q[u] * k[w]
+"""
+FIRST_ROW = PRODUCTS.replace("S_ij[u, w] += q[u]", "S_ij[0, w] += q[0]").replace(
+    "            for u in range(4):\n                for w", "            for w"
+)
+
 # exercise: [(old text, new text, what the message says)], the criterion that fails first before a colon
 WRONG = {
     "00_guard": [
@@ -474,6 +492,108 @@ WRONG = {
             "if t < n:\n        m_i[t] = m_s[t, i]\n        l_i[t] = l_s[t, i]",
             "if t == 0:\n        for s in range(n):\n            m_i[s] = m_s[s, i]\n            l_i[s] = l_s[s, i]",
             "parallel: Thread 0 of block 0 does more than its share|n + 3",
+        ),
+    ],
+    "12_registers": [
+        (
+            "q[u] = Q_i[y + 4 * u, t]\n                k[u] = K_j[x +",
+            "q[u] = Q_i[x + 4 * u, t]\n                k[u] = K_j[y +",
+            "correct: x and y are exchanged: y counts rows",
+        ),
+        ("S_ij[u, w] += q[u]", "S_ij[w, u] += q[u]", "correct: Likely: u and w are exchanged"),
+        ("* k[w]", "* k[u]", "correct: S_ij[u, w] has the key of u"),
+        ("+= q[u]", "+= q[w]", "correct: S_ij[u, w] has the row of w"),
+        (
+            "Q_i[y + 4 * u, t]\n                k[u] = K_j[x + 4 * u, t]",
+            "Q_i[4 * y + u, t]\n                k[u] = K_j[4 * x + u, t]",
+            "correct: The thread owns every fourth, y + 4 * u and x + 4 * w: so the stores",
+        ),
+        ("Q_i[y + 4 * u, t]", "Q_i[4 * y + u, t]", "correct: The rows are four neighbours, 4 * y + u"),
+        ("K_j[x + 4 * u, t]", "K_j[4 * x + u, t]", "correct: The keys are four neighbours, 4 * x + w"),
+        (
+            "Q_i[y + 4 * u, t]\n                k[u] = K_j[x + 4 * u, t]",
+            "Q_i[y, t]\n                k[u] = K_j[x, t]",
+            "correct: All scores of a thread are that of its first row and its first key",
+        ),
+        ("Q_i[y + 4 * u, t]", "Q_i[y, t]", "correct: Only one row of the thread takes part"),
+        ("K_j[x + 4 * u, t]", "K_j[x, t]", "correct: Only one key of the thread takes part"),
+        (PRODUCTS, FIRST_ROW, "correct: Only the first row of S_ij grows"),
+        (
+            "                for w in range(4):\n                    S_ij[u, w] += q[u] * k[w]",
+            "                S_ij[u, 0] += q[u] * k[0]",
+            "correct: Only the first column of S_ij grows",
+        ),
+        (
+            "                for w in range(4):\n                    S_ij[u, w] += q[u] * k[w]",
+            "                S_ij[u, u] += q[u] * k[u]",
+            "correct: Only 4 of the 16 products are added, those of q[u] and k[u]",
+        ),
+        ("K_j[x + 4 * u, t]", "K_j[t, x + 4 * u]", "correct: K_j is used across"),
+        ("Q_i[y + 4 * u, t]", "Q_i[t, y + 4 * u]", "correct: Q_i is used across"),
+        (
+            "Q_i[y + 4 * u, t]\n                k[u] = K_j[x + 4 * u, t]",
+            "Q_i[t, y + 4 * u]\n                k[u] = K_j[t, x + 4 * u]",
+            "correct: Q_i and K_j are used across",
+        ),
+        ("for t in range(T):", "for t in range(T - 1):", "correct: ends one step too early"),
+        ("for t in range(T):", "for t in range(1):", "correct: Only the first column of each step"),
+        (
+            "            for u in range(4):\n                for w in range(4):\n                    S_ij[u, w] +=",
+            "        for u in range(4):\n                for w in range(4):\n                    S_ij[u, w] +=",
+            "correct: the products stand after the loop over t, not in it",
+        ),
+        ("S_ij[u, w] += q", "S_ij[u, w] = q", "correct: S_ij[u, w] is replaced at each column"),
+        (
+            "for t in range(T):\n",
+            "for t in range(T):\n            if t == 0:\n                for u in range(4):\n"
+            "                    for w in range(4):\n                        S_ij[u, w] = float32(0)\n",
+            "correct: S_ij begins anew at each step",
+        ),
+        ("+= q[u] * k[w]", "+= q[u] * k[w] * scale", "correct: It is multiplied by scale twice"),
+        ("+= q[u] * k[w]", "+= q[u] + k[w]", "correct: To find it: take one score: S_ij[1, 0]"),
+        (
+            "q[u] = Q_i[y + 4 * u, t]",
+            "q[u] = load_or_zero(Q, i + y + 4 * u, t0 + t)",
+            "bill: Q loads|Q_i[y + 4 * u, t]",
+        ),
+        (
+            "k[u] = K_j[x + 4 * u, t]",
+            "k[u] = load_or_zero(K, j + x + 4 * u, t0 + t)",
+            "bill: K loads|K_j[x + 4 * u, t]",
+        ),
+        ("range(T):", "range(Q.shape[1]):", "strict: UninitializedRead|T columns, whatever d is: t in range(T)"),
+        ("k[u] = K_j[x + 4 * u, t]", "k[u] = K_j[4 * x + 4 * u, t]", "strict: OutOfBounds|one of K_j x + 4 * u"),
+        (
+            "                k[u] = K_j[x + 4 * u, t]\n",
+            "",
+            "strict: UninitializedRead|loaded before they are multiplied",
+        ),
+        (
+            "q[u] = Q_i",
+            "cuda.syncthreads()\n                Q_i[y, t] = float32(1)\n                q[u] = Q_i",
+            "strict: RaceDetected|stores to neither",
+        ),
+        (
+            "range(T):",
+            "range(T - x):\n            cuda.syncthreads()",
+            "strict: BarrierDivergence|are all that is needed",
+        ),
+        (
+            PRODUCTS,
+            DOT_PRODUCTS,
+            "parallel: Thread (0, 0) of block (0, 0) does more than its share: 1,088 loads and "
+            "stores in shared memory|at most 320 = 10·T·⌈d/T⌉, 8 loads per column|Likely: an element is loaded|"
+            "again for each product|Take 4 elements of each tile into registers, then multiply 16 times",
+        ),
+        (
+            PRODUCTS,
+            KEYS_AGAIN,
+            "parallel: 704 loads|then multiply 16 times",
+        ),
+        (
+            "k[u] = K_j[x + 4 * u, t]",
+            "k[u] = K_j[x + 4 * u, t]\n                k[u] = K_j[x + 4 * u, t]",
+            "parallel: 448 loads|then multiply 16 times",
         ),
     ],
 }
