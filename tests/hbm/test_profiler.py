@@ -344,7 +344,8 @@ def test_large_figures_are_rounded_and_atomics_explained():
 def test_ncu_itself(direction):
     args = ["--stage", "tiled", "--n", "256", "--direction", direction, "--measure", "--json"]
     command = [sys.executable, "-m", "numba_flash", "bill", *args]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_FLASH_DEVICE": "gpu"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path, "NUMBA_FLASH_DEVICE": "gpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     if "ERR_NVGPUCTRPERM" in done.stderr:
         pytest.skip("this user may not read the counters")
