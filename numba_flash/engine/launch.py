@@ -18,6 +18,7 @@ from . import cpu, memory, model, recorder
 from .rewrite import function_of, is_kernel
 
 DEVICES = ("gpu", "cpu", "sim")
+SMALL = 2**24  # bytes: nobody asks how much memory is free for an array of so many, which takes longer than to make it
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def device(name=None):
     return Device(name, reason)
 
 
+@cache
 def backend(chosen):
     """The module that drives a device; numba.cuda is started only when the GPU's is imported."""
     if chosen == "gpu":
@@ -254,7 +256,9 @@ def empty(shape, dtype, device=None):
         dtype = None
     if dtype is None or dtype.kind not in "biufc":
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
-    refuse_if_too_large(math.prod(map(int, extents)) * dtype.itemsize, f"an array of shape {extents}", name)
+    nbytes = math.prod(map(int, extents)) * dtype.itemsize
+    if nbytes > SMALL:
+        refuse_if_too_large(nbytes, f"an array of shape {extents}", name)
     array = (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
     memory.record(tuple(map(int, extents)), dtype)
     return array

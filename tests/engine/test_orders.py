@@ -70,7 +70,14 @@ def run(kernel, grid, block, before, **options):
 
 @pytest.mark.parametrize(
     "order, stage, run_of",
-    [(order, *one) for one in PASSES for order in ORDERS if "masked" not in one[1] or order == "shuffled"],
+    [
+        pytest.param(
+            order, *one, marks=pytest.mark.course if one[0] == "register_tiled" and order != "shuffled" else ()
+        )
+        for one in PASSES
+        for order in ORDERS
+        if "masked" not in one[1] or order == "shuffled"
+    ],
 )
 def test_stages_do_not_depend_on_the_order(stage, run_of, order, monkeypatch):
     permutation = ORDERS[order]

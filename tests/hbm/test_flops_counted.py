@@ -89,6 +89,7 @@ def flops(stage, N, N_k, d, **how):
 
 masks.math, masks.make_keep = fake, keep
 report = {}
+MASKS = (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1)
 SIZES = (5, 7, 3, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2)), (9, 5, 2, (4, 3))
 for stage in nf.STAGES:
     module = importlib.import_module(f"numba_flash.stages.{stage}")
@@ -106,8 +107,8 @@ for stage in nf.STAGES:
         numbers = np.vectorize(Number, otypes=[object])
         Q = numbers(rng.standard_normal((2, N, d)))
         K, V = (numbers(x) if N_k else x.astype(object) for x in rng.standard_normal((2, 1, N_k, d)))
-        for causal, dropped, sparse in ((0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1)):
-            if sparse and (stage != "flash2" or not N_k) or not (N in (5, 9) or sparse == causal):
+        for causal, dropped, sparse in {5: MASKS, 9: MASKS[:2]}.get(N, MASKS[::2]):
+            if sparse and (stage != "flash2" or not N_k):
                 continue
             mask = dataclasses.replace(masks.no_mask(), causal=bool(causal), p_drop=np.float64(dropped / 4))
             asked = {"causal": bool(causal), "dropout_p": dropped / 4, "blocks": None if stage == "naive" else blocks}

@@ -101,6 +101,7 @@ def test_names_of_kernels(text, name):
         (',"byte","8,479,488"', "", "a row without 'Metric Unit'"),
         ('"byte","8,479,488"', '"' + 200_000 * "x", "field larger than field limit"),
     ],
+    ids=str.__len__,  # not the text: it would be in the environment of the process, which has a limit
 )
 def test_output_of_another_kind(ncu, old, new, says):
     ncu(prints=PRINTED.replace(old, new))

@@ -57,7 +57,10 @@ CASES = [(stage, size) for stage in nf.STAGES for size in SIZES
          if size == "heads" or ((size == "queries") == nf.STAGES[stage].fused and stage != "flash")]  # fmt: skip
 
 
-@pytest.mark.parametrize("stage, size", CASES)
+LONG = [pytest.param(*one, marks=pytest.mark.course if one == ("register_tiled", "heads") else ()) for one in CASES]
+
+
+@pytest.mark.parametrize("stage, size", LONG)
 def test_the_last_block(stage, size, launches):
     H, G, N, N_k, d = SIZES[size]
     Q, K, dO = (of_one_number(0.5, shape) for shape in ((H, N, d), (G, N_k, d), (H, N, d)))

@@ -27,7 +27,11 @@ WITH = [
     (stage, blocks, name) for stage, blocks in CONFIGURATIONS for name, feature in FEATURES.items()
     if not feature[3] or (stage, blocks) == ("flash2", (5, 3))
 ]  # fmt: skip
-configurations = pytest.mark.parametrize("stage, blocks, feature", WITH)
+MORE = ("causal dropout", "keys dropout", "causal keys")  # of register_tiled: for -m course
+SPARED = [(stage, blocks, name) for stage, blocks, name in WITH if stage == "register_tiled" and name in MORE]
+configurations = pytest.mark.parametrize("stage, blocks, feature", [
+    pytest.param(*one, marks=pytest.mark.course if one in SPARED else ()) for one in WITH
+])  # fmt: skip
 
 
 def inputs(size, feature, dtype, seed=0, sides=(5, 3)):
