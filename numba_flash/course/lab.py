@@ -11,7 +11,7 @@ import textwrap
 from .. import lesson, output, report
 from ..errors import BarrierDivergence, OutOfBounds, RaceDetected, UninitializedRead
 from ..hbm.lines import lines as count_lines
-from ..stages import STAGES
+from ..stages import LADDER
 from . import score
 from .faults import MUTANTS
 from .symptoms import INPUTS, TILES, Right, examine, inputs_of, installed, plant, run
@@ -25,7 +25,7 @@ ASKED = "Which line? (?: a hint   Ctrl-D: leave)"
 def add_command(command):
     sub = command("lab", lab, "find the fault that somebody put into a kernel, or write a test that does")
     whole = lesson.whole_number
-    sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=f"{', '.join(STAGES)} (default: any)")
+    sub.add_argument("--stage", choices=LADDER, metavar="STAGE", help=f"{', '.join(LADDER)} (default: any)")
     what = "which fault: another number, another fault (default: %(default)s)"
     sub.add_argument("--seed", type=whole(0), default=1, metavar="S", help=what)
     what = "easy: what lessons 00 to 05 teach; hard: to 09, masks, dropout, both passes, the whole file (default: easy)"

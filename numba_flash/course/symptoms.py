@@ -19,8 +19,7 @@ from ..hbm.ledger import ledger
 from ..hbm.predict import predict
 from .faults import BARRIER, PACKAGE
 
-TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (8, 8), "flash2": (8, 8),
-         "register_tiled": (8, 8)}  # fmt: skip
+TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (8, 8), "flash2": (8, 8)}  # fmt: skip
 SPLITS = 3
 ENTRIES = {  # of a pass: the field of a Stage, and the function of its file
     "forward": ("forward", "forward"),
