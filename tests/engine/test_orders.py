@@ -71,9 +71,7 @@ def run(kernel, grid, block, before, **options):
 @pytest.mark.parametrize(
     "order, stage, run_of",
     [
-        pytest.param(
-            order, *one, marks=pytest.mark.course if one[0] == "register_tiled" and order != "shuffled" else ()
-        )
+        pytest.param(order, *one, marks=pytest.mark.course if one[0] == "register_tiled" else ())
         for one in PASSES
         for order in ORDERS
         if "masked" not in one[1] or order == "shuffled"
