@@ -247,11 +247,12 @@ this.text(f"""
 HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}:
 Tr = {tiles(N, chosen.Br):,} here. That is cheap: the kernel does not wait for HBM.
 
-Measured on an H200 in float32, 64 heads, N = 4096, d = 64, beside PyTorch's memory-efficient attention, one after the
-other in one run, the median of five:
+Measured on an H200 in float32, 64 heads, N = 4096, d = 64, beside PyTorch's memory-efficient attention, one after
+the other in one run, the median of five:
 """)
 this.show(report.table(["", "forward, ms", "TFLOP/s", "backward, ms", "TFLOP/s"], [
-    ["flash2", 17.1, 16.1, 110.6, 6.2], ["register_tiled", 13.1, "21.0", 42.5, 16.2], ["PyTorch", 8.1, 34.1, "20.0", 34.4],
+    ["flash2", 17.1, 16.1, 110.6, 6.2], ["register_tiled", 13.1, "21.0", 42.5, 16.2], ["PyTorch", 8.1, 34.1,
+"20.0", 34.4],
 ]), "")  # fmt: skip
 this.text("""
 The backward pass gains more: most of its products in flash2 take both factors from shared memory. It still computes S
