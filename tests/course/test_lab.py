@@ -192,12 +192,6 @@ def sweep(mutants, folder):
     assert (done.returncode, done.stdout) == (0, "\n"), done.stdout + done.stderr
 
 
-@pytest.mark.course
-def test_some_faults_show_where_they_are_said_to(tmp_path):
-    """One of each thing that may show a fault; the stages that compile fastest first."""
-    sweep({one.fault.shown_by: one for one in reversed(ALL)}.values(), tmp_path)
-
-
 @pytest.mark.mutants
 @pytest.mark.parametrize("file", FILES)
 def test_every_fault_shows_where_it_is_said_to(file, tmp_path):
