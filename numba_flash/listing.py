@@ -13,7 +13,7 @@ from .attention import MAX_D, attention, attention_backward
 from .blocks import from_sides
 from .checks import check_stage
 from .course.check import exercise_of
-from .course.judge import at_line
+from .course.raised import at_line
 from .engine.launch import device
 from .engine.model import GRID_YZ
 from .hbm.lines import lines

@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numba_flash
 
+from ..processes import WINDOWS, end
+
 OUTPUT = 4_000  # characters of what an answer prints that are kept
 MEMORY = 3 * 2**30  # bytes
-WINDOWS = sys.platform == "win32"
 
 
 def run(exercise, path, seconds):
@@ -100,18 +101,6 @@ def environment():
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def end(process):
-    """End the process and what it started, but for what has put itself into a session of its own."""
-    if WINDOWS:
-        if process.poll() is None:
-            subprocess.run(["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, check=False)
-            process.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 class Output:

@@ -17,9 +17,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from .. import report
-from ..course.sandbox import WINDOWS, end
 from ..engine.launch import device
 from ..errors import KernelError
+from ..processes import WINDOWS, end
 
 METRICS = {
     "l1_loads": "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum",
