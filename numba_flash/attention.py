@@ -292,7 +292,7 @@ def _mask(causal, key_mask, q, N_k, place):
     """The mask as stages take it."""
     truth("causal", causal)
     if key_mask is None:
-        return replace(no_mask(place), causal=bool(causal))
+        return replace(no_mask(place), causal=True) if causal else no_mask(place)
     keys = _operand("key_mask", key_mask, "bool")
     B = q.shape[0] if len(q.shape) == 4 else 1
     shape = (B, N_k) if len(q.shape) == 4 else (N_k,)
@@ -315,7 +315,8 @@ def _bytes(mask, shape, place):
 
 def _dropping(mask, dropout_p, seed):
     """The mask with dropout."""
-    return replace(mask, seed=seed_of_64_bits(seed), p_drop=np.float64(probability("dropout_p", dropout_p)))
+    seed, p_drop = seed_of_64_bits(seed), np.float64(probability("dropout_p", dropout_p))
+    return replace(mask, seed=seed, p_drop=p_drop) if p_drop else mask
 
 
 def _sparse(mask, block_mask, blocks, N, N_k, place):
