@@ -273,7 +273,6 @@ def check_wording(out, flags):
     "flags",
     [
         pytest.param("--n 1 --d 1", marks=pytest.mark.course),
-        pytest.param("--n 8 --d 40 --heads 3 --blocks 1", marks=pytest.mark.course),
         pytest.param("--n 33 --d 7 --heads 3 --blocks 5 --seed 7 --device cpu", marks=pytest.mark.course),
     ],
 )
