@@ -19,7 +19,8 @@ from ..hbm.ledger import ledger
 from ..hbm.predict import predict
 from .faults import BARRIER, PACKAGE
 
-TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (8, 8), "flash2": (8, 8)}  # fmt: skip
+TILES = {"naive": None, "tiled": 8, "online_softmax": 8, "flash": (8, 8), "flash2": (8, 8),
+         "register_tiled": (8, 8)}  # fmt: skip
 SPLITS = 3
 ENTRIES = {  # of a pass: the field of a Stage, and the function of its file
     "forward": ("forward", "forward"),
@@ -382,11 +383,10 @@ def passes_loosely(stage, direction):
     In several tiles, so that a fault which needs two of them is there to be seen.
     """
     q, k, v = np.random.default_rng(0).standard_normal((3, 64, 16), dtype=np.float32)
-    dout = np.ones_like(q)
+    dout, how = np.ones_like(q), {"stage": stage, "blocks": TILES[stage]}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            how = {"stage": stage, "blocks": TILES[stage]}
             if direction in ("forward", "split"):
                 how |= splits(stage) if direction == "split" else {}
                 got, expected = [attention(q, k, v, **how)], [reference.attention(q, k, v)[0]]

@@ -20,6 +20,7 @@ from numba_flash.course.symptoms import (
     EASY,
     INPUTS,
     STRICT,
+    TILES,
     Finding,
     Right,
     Symptoms,
@@ -179,6 +180,13 @@ def shows(one):
         found = finding(one.stage, one.direction, names[0], *kept[names[0]])
     assert STAGES[one.stage] is before
     return bool(found.diff) and found.right if "bill" in shown_by else not found.right
+
+
+def test_the_usual_weak_test_passes_on_right_kernels():
+    """Of a stage without tiles in the table it would fail, whatever the kernel."""
+    assert list(TILES) == list(STAGES)
+    for stage in ("naive", "register_tiled"):
+        assert passes_loosely(stage, "forward")
 
 
 SWEEP = """
