@@ -589,8 +589,9 @@ def register_tiled_backward(p):
     own_queries, _, _ = filled_up(Br, step, d)
 
     def key_flops():
-        starts = (max(0, j + N - p.N_k) if p.causal else 0 for j in range(0, p.N_k, Bc))
-        steps = sum(tiles(max(N - start, 0), step) for start in starts)
+        steps = tiles(p.N_k, Bc) * tiles(N, step)
+        if p.causal:
+            steps = sum(tiles(N - max(0, j + N - p.N_k), step) for j in range(0, p.N_k, Bc))
         return steps * own_keys * others * (8 * columns + 2 + 2 * p.drops) + 3 * p.pairs + keys
 
     def query_flops():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from numba_flash.hbm.ledger import Bill, Count
 from numba_flash.hbm.predict import algorithm0, flops, predict
+from numba_flash.stages import STAGES
 
 
 class Meter:
@@ -201,6 +202,8 @@ def test_zero_lengths(stage):
 
 def test_integers_of_any_size_and_kind():
     assert predict("naive", n=2**40, d=2**10)["Q"].loads == 2**90
+    for stage in STAGES:  # without a loop over tiles
+        assert flops(stage, n=2**40, d=64, direction="both") > 2**86
     small = predict(
         "tiled", n=np.int8(100), d=np.uint8(64), blocks=np.int64(16), heads=np.int32(3), return_lse=np.True_
     )
