@@ -114,7 +114,7 @@ request takes two wavefronts: a bank conflict. The rows of a tile with `width` c
 this.source(make_column(32), "tile = ", "Y[x, t]")
 x = this.draw(width=(42, 44, 50, 52, 56, 60, 72, 80))
 this.ask("",
-    Question("wavefronts", x, "with that width, how many wavefronts takes one request for `tile[x, t]`?",
+    Question("wavefronts", x, "how many wavefronts does one request for `tile[x, t]` take?",
         np.gcd(x.width, 32).item(), "The greatest common divisor of width and 32: so many rows share a bank.",
         "In which bank does row x begin? Which is the first other row that begins in the bank of row 0?",
         [(1, "Rows begin in different banks only if width is odd."),

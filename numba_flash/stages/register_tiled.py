@@ -84,7 +84,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
         V_j = cuda.shared.array((others, width), real)
         P_ij = cuda.shared.array((rows, width_P), real)
         part = cuda.shared.array((rows, width_m), real)      # what each of X threads has of m or l
-        S = cuda.local.array((ROWS, KEYS), real)             # what this thread owns
+        S_ij = cuda.local.array((ROWS, KEYS), real)          # what this thread owns
         O_i = cuda.local.array((ROWS, COLUMNS), real)
         l_i = cuda.local.array(ROWS, real)
         m_i = cuda.local.array(ROWS, real)
@@ -113,8 +113,8 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
             cuda.syncthreads()                               # K_j is complete
             for u in range(ROWS):
                 for w in range(KEYS):
-                    S[u, w] = real(0)
-            rows_by_rows(S, Q_i, K_j, x, y)                  # Alg. 1, l. 8
+                    S_ij[u, w] = real(0)
+            rows_by_rows(S_ij, Q_i, K_j, x, y)               # Alg. 1, l. 8
             for u in range(ROWS):
                 r = y + Y * u
                 m = real(-math.inf)
@@ -122,8 +122,8 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                     c = x + X * w
                     inside = r < Br and i + r < N and c < Bc and j + c < keys
                     is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
-                    S[u, w] = S[u, w] * scale if is_seen else real(-math.inf)
-                    m = max(m, S[u, w])
+                    S_ij[u, w] = S_ij[u, w] * scale if is_seen else real(-math.inf)
+                    m = max(m, S_ij[u, w])
                 part[r, x] = m
             cuda.syncthreads()                               # part is complete; nobody still reads P_ij, V_j
             for c in range(y, others, Y):
@@ -143,7 +143,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                     O_i[u, w] *= old                         # Alg. 1, l. 10
                 for w in range(KEYS):
                     c = x + X * w
-                    p = weight(S[u, w], m_new)
+                    p = weight(S_ij[u, w], m_new)
                     l_i[u] += p                              # Alg. 1, l. 9
                     P_ij[r, c] = p * keep(seed, p_drop, h, i + r, j + c)
             cuda.syncthreads()                               # P_ij and V_j are complete; nobody still reads K_j, part

@@ -46,8 +46,8 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
         dS_ij = cuda.shared.array((keys, width_P), real)
         L_i = cuda.shared.array(rows, real)
         D_i = cuda.shared.array(rows, real)
-        S = cuda.local.array((ROWS, QUERIES), real)          # what this thread owns
-        dP = cuda.local.array((ROWS, QUERIES), real)
+        S_ij = cuda.local.array((ROWS, QUERIES), real)       # what this thread owns
+        dP_ij = cuda.local.array((ROWS, QUERIES), real)
         dK_j = cuda.local.array((ROWS, COLUMNS), real)
         dV_j = cuda.local.array((ROWS, COLUMNS), real)
         g = cuda.blockIdx.y
@@ -80,20 +80,20 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
                 cuda.syncthreads()                           # the tiles are complete
                 for u in range(ROWS):
                     for w in range(QUERIES):
-                        S[u, w] = real(0)
-                        dP[u, w] = real(0)
-                rows_by_rows(S, K_j, Q_i, x, y)              # Alg. 2, l. 10
-                rows_by_rows(dP, V_j, dO_i, x, y)            # Alg. 2, l. 13
+                        S_ij[u, w] = real(0)
+                        dP_ij[u, w] = real(0)
+                rows_by_rows(S_ij, K_j, Q_i, x, y)           # Alg. 2, l. 10
+                rows_by_rows(dP_ij, V_j, dO_i, x, y)         # Alg. 2, l. 13
                 for u in range(ROWS):
                     c = y + Y * u
                     for w in range(QUERIES):
                         r = x + X * w
                         inside = r < Br and i + r < N and c < Bc and j + c < N_k
                         is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
-                        p = weight(S[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
+                        p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
                         z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
                         P_ij[c, r] = p * z
-                        dS_ij[c, r] = p * (dP[u, w] * z - D_i[r])  # Alg. 2, l. 14
+                        dS_ij[c, r] = p * (dP_ij[u, w] * z - D_i[r])  # Alg. 2, l. 14
                 cuda.syncthreads()                           # P_ij and dS_ij are complete
                 rows_by_columns(dV_j, P_ij, dO_i, x, y)      # Alg. 2, l. 12
                 rows_by_columns(dK_j, dS_ij, Q_i, x, y)      # Alg. 2, l. 16
@@ -128,8 +128,8 @@ def make_dQ(Br, d, real, allowed, seen, keep):
         dS_ij = cuda.shared.array((rows, width_S), real)
         L_i = cuda.shared.array(rows, real)
         D_i = cuda.shared.array(rows, real)
-        S = cuda.local.array((ROWS, KEYS), real)             # what this thread owns
-        dP = cuda.local.array((ROWS, KEYS), real)
+        S_ij = cuda.local.array((ROWS, KEYS), real)          # what this thread owns
+        dP_ij = cuda.local.array((ROWS, KEYS), real)
         dQ_i = cuda.local.array((ROWS, COLUMNS), real)
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
@@ -160,19 +160,19 @@ def make_dQ(Br, d, real, allowed, seen, keep):
             cuda.syncthreads()                               # the tiles are complete
             for u in range(ROWS):
                 for w in range(KEYS):
-                    S[u, w] = real(0)
-                    dP[u, w] = real(0)
-            rows_by_rows(S, Q_i, K_j, x, y)                  # Alg. 2, l. 10
-            rows_by_rows(dP, dO_i, V_j, x, y)                # Alg. 2, l. 13
+                    S_ij[u, w] = real(0)
+                    dP_ij[u, w] = real(0)
+            rows_by_rows(S_ij, Q_i, K_j, x, y)               # Alg. 2, l. 10
+            rows_by_rows(dP_ij, dO_i, V_j, x, y)             # Alg. 2, l. 13
             for u in range(ROWS):
                 r = y + Y * u
                 for w in range(KEYS):
                     c = x + X * w
                     inside = r < Br and i + r < N and c < Bc and j + c < keys
                     is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
-                    p = weight(S[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
-                    dP[u, w] *= keep(seed, p_drop, h, i + r, j + c)
-                    dS_ij[r, c] = p * (dP[u, w] - D_i[r])    # Alg. 2, l. 14
+                    p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
+                    dP_ij[u, w] *= keep(seed, p_drop, h, i + r, j + c)
+                    dS_ij[r, c] = p * (dP_ij[u, w] - D_i[r])  # Alg. 2, l. 14
             cuda.syncthreads()                               # dS_ij is complete
             rows_by_columns(dQ_i, dS_ij, K_j, x, y)          # Alg. 2, l. 15
             cuda.syncthreads()                               # nobody still reads what the next step overwrites
