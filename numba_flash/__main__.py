@@ -35,7 +35,7 @@ from . import (
 from . import figures as paper
 from . import testing as exactness
 from .attention import MAX_D
-from .blocks import check_blocks, fitting_blocks, from_sides
+from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
 from .checks import DTYPES
 from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
@@ -98,8 +98,7 @@ def make_parser():
         ("seed", 0, 0, "seed of the random input (default: %(default)s)"),
     ):
         sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
-    tiles = "T, or Br Bc for flash and flash2 (default: what fits)"
-    sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=tiles)
+    sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=f"{SIDES} (default: what fits)")
     sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)

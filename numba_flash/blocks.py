@@ -138,8 +138,8 @@ _ONE_QUERY = Tiling(
 )
 
 
-def _register_threads(Br, Bc):
-    return KEY_THREADS * tiles(Br, ROWS)
+def _register_threads(rows):
+    return KEY_THREADS * tiles(rows, ROWS)
 
 
 def filled_up(Br, Bc, d):
@@ -187,7 +187,8 @@ def _register_gradients(Br, Bc, d):
 def _most_rows(most, shared, elements):
     """Rows of a tile that fit, up to `most`: in whole warps, or else in whole shares of a thread, if so many fit."""
     rows = max((rows for rows in range(1, most + 1) if _elements(shared(rows)) <= elements), default=1)
-    whole = WARP // KEY_THREADS * ROWS if rows >= WARP // KEY_THREADS * ROWS else ROWS
+    warp = WARP // KEY_THREADS * ROWS
+    whole = warp if rows >= warp else ROWS
     return rows - rows % whole if rows > whole else rows
 
 
@@ -214,7 +215,9 @@ TILINGS = {
         "online_softmax": _SQUARE,
         "flash": _query_a_thread(64, most=1024),  # Q and O are read again for each tile of keys: as many as fit
         "flash2": _query_a_thread(128, most=32),  # K and V are read again for each tile of queries: many queries
-        "register_tiled": Tiling(False, _register_threads, _register_tiles, _register_results, _queries_of_shares),
+        "register_tiled": Tiling(
+            False, lambda Br, Bc: _register_threads(Br), _register_tiles, _register_results, _queries_of_shares
+        ),
     },
     "backward": {
         "naive": None,
@@ -224,7 +227,7 @@ TILINGS = {
         "flash2": _OWNERS,
         "register_tiled": Tiling(
             False,
-            lambda Br, Bc: max(_register_threads(Br, Bc), _register_threads(Bc, Br)),
+            lambda Br, Bc: _register_threads(max(Br, Bc)),
             _register_owners,
             _register_gradients,
             _owners_of_shares,
@@ -406,6 +409,9 @@ def _form(stage, tiling):
     if tiling.square:
         return f"one side T or (T, T) for the square tiles of stage {stage!r}"
     return "(1, Bc)" if tiling is _ONE_QUERY else "(Br, Bc)"
+
+
+SIDES = "T, or Br Bc where tiles are not square"  # what a command line takes for `from_sides`, in words
 
 
 def from_sides(stage, sides):

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import output, picture, report, testing
 from .attention import MAX_D, attention, attention_backward
-from .blocks import from_sides
+from .blocks import SIDES, from_sides
 from .checks import check_stage
 from .course.check import exercise_of
 from .course.raised import at_line
@@ -42,8 +42,7 @@ def add_command(command):
     ):
         meaning += f" (default: {OF_STAGE[flag]})"
         sub.add_argument(f"--{flag}", type=whole_number(least, most), metavar=flag[0].upper(), help=meaning)
-    tiles = "T, or Br Bc for flash and flash2 (default: what fits)"
-    sub.add_argument("--blocks", type=whole_number(1), nargs="+", metavar="B", help=tiles)
+    sub.add_argument("--blocks", type=whole_number(1), nargs="+", metavar="B", help=f"{SIDES} (default: what fits)")
     what = "forward, backward (from out and lse), or both (default: forward)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", help=what)
     sub.add_argument("--causal", action="store_true", default=None, help="query i sees key j where j <= i")

@@ -48,16 +48,11 @@ def add_command(command):
 
 def check(flags):
     screen = report.console()
-    given = {
-        name for name in ("copy", "hint", "solution", "seconds", "json") if getattr(flags, name) not in (None, False)
-    }
-    for name, others in (
-        ("copy", ("hint", "solution")),
-        *((n, ("seconds", "json")) for n in ("copy", "hint", "solution")),
-    ):
-        for other in others:
-            if {name, other} <= given:
-                raise ValueError(f"--{name} judges nothing, and does not go with --{other}: leave one of them out")
+    given = [n for n in ("copy", "hint", "solution", "seconds", "json") if getattr(flags, n) not in (None, False)]
+    if given and (first := given[0]) in ("copy", "hint", "solution"):
+        together = ("hint", "solution") if first != "copy" else ()
+        if others := [name for name in given[1:] if name not in together]:
+            raise ValueError(f"--{first} judges nothing, and does not go with --{others[0]}: leave one of them out")
     if flags.copy is not None:
         return copy(flags, screen)
     if not flags.files:

@@ -557,14 +557,14 @@ def shared_out(exercise, path, launch, trusted):
     own = not is_kernel(getattr(trusted, exercise.answer))
     for one in record.launches:
         for share in exercise.share:
-            fault = too_much(one, share, sizes, own)
+            fault = too_much(one, share, sizes, own, name)
             if fault:
-                return {"passed": False, "message": fault.replace(" Likely:", f" (For {name}.) Likely:")}
+                return {"passed": False, "message": fault}
     return {"passed": True, "message": ""}
 
 
-def too_much(launch, share, sizes, own):
-    """What the busiest thread of a recorded launch does beyond its share, as sentences; or None.
+def too_much(launch, share, sizes, own, name):
+    """What the busiest thread of a recorded launch, for the input `name`, does beyond its share, as sentences; or None.
 
     own: whether the answer chose grid and block. Where the exercise did, and many threads of the block do about as much
     in shared memory, none of them does what is another one's; but each may do again what all do.
@@ -593,7 +593,7 @@ def too_much(launch, share, sizes, own):
         does = f"{who} of {whose} does more than its share"
     return (
         f"{does}: {most:,} loads and stores in {share.space}, where each thread should do at most {allowed:,} = "
-        f"{share}, {share.why}. Likely: {(share.likely or (FEW if own else AGAIN)) if alike else SERIAL}"
+        f"{share}, {share.why}. (For {name}.) Likely: {(share.likely or (FEW if own else AGAIN)) if alike else SERIAL}"
     )
 
 

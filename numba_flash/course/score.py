@@ -185,10 +185,9 @@ def page(file, stages, faults, took, everything, level):
 `blocks`, or by an N_k larger than Bc, which for flash is 128 by default where d = 16:
 {HOW}""")
         yield ""
-    more = ["`--seed` draws others, `--all` takes all"] if not everything else []
-    more += ["`--stage` takes those of one stage", "`--level hard` those of masks and dropout as well"][
-        : 2 - (level == "hard")
-    ]
+    more = [] if everything else ["`--seed` draws others, `--all` takes all"]
+    more += ["`--stage` takes those of one stage"]
+    more += ["`--level hard` those of masks and dropout as well"] if level == "easy" else []
     yield report.prose(f"These are some of the faults: {', '.join(more)}.")
 
 

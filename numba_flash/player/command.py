@@ -5,7 +5,7 @@ import sys
 
 from .. import lesson, report
 from ..attention import MAX_D
-from ..blocks import TILINGS, from_sides
+from ..blocks import SIDES, TILINGS, from_sides
 from ..stages import LADDER
 from . import page, terminal
 from .play import play
@@ -24,7 +24,7 @@ def add_command(command):
     sub.add_argument("--n", type=number(1), default=64, metavar="N", help=what)
     what = "d, the number of columns of a head (default: %(default)s)"
     sub.add_argument("--d", type=number(1, MAX_D), default=16, metavar="D", help=what)
-    what = "T, or Br Bc for flash and flash2 (default: about 4 x 4 tiles)"
+    what = f"{SIDES} (default: about 4 x 4 tiles)"
     sub.add_argument("--blocks", type=number(1), nargs="+", metavar="B", help=what)
     what = "the query whose m, l and O are followed (default: 5, or the last)"
     sub.add_argument("--row", type=number(0), metavar="I", help=what)
