@@ -8,7 +8,7 @@ import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -428,6 +428,12 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
     SharedMemoryError (a ValueError) where the tiles overflow static shared memory, ValueError for too many threads or
     registers; each says what is needed, what is there, and tiles that fit.
     """
+    if blocks is None or isinstance(blocks, Blocks):
+        return _fitting_again(stage, blocks, d, dtype, direction)
+    return _fitting(stage, blocks, d, dtype, direction)
+
+
+def _fitting(stage, blocks, d, dtype, direction):
     chosen = check_blocks(stage, blocks, d=d, dtype=dtype, direction=direction)
     if chosen is None or chosen.fits:
         return chosen
@@ -448,6 +454,9 @@ def fitting_blocks(stage, blocks, *, d, dtype, direction="forward"):
         f"blocks={given!r}: {chosen.threads} threads of up to {chosen.registers} registers take, in whole warps, "
         f"{chosen.block_registers:,}, and a block has {REGISTERS:,}; {way_out}"
     )
+
+
+_fitting_again = lru_cache(maxsize=None, typed=True)(_fitting)  # attention and its stage ask the same, in every call
 
 
 def mask_blocks(blocks, *, d, dtype, sram=STATIC_SHARED):

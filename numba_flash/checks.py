@@ -10,12 +10,13 @@ import numpy as np
 from .engine.model import GRID_YZ
 
 DTYPES = ("float32", "float64")
+BOOLEANS = bool, np.bool_
 
 
 def integer(name, value, least=0):
     """`value` as a Python int. TypeError where it is no integer (a bool is none), ValueError below `least`."""
     try:
-        if isinstance(value, bool | np.bool_):
+        if isinstance(value, BOOLEANS):
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -27,7 +28,7 @@ def integer(name, value, least=0):
 
 def truth(name, value):
     """`value` as a bool; TypeError where it is none."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, BOOLEANS):
         raise TypeError(f"{name}={value!r} is not a truth value: pass True or False")
     return bool(value)
 

@@ -18,13 +18,11 @@ from .engine.launch import device_name, to_device
 
 @cache
 def make_weight(real):
-    """e^(s − m) for s ≤ m, and 0 where s is −∞: where m is −∞ too, s − m is no number."""
+    """e^(s − m) for s ≤ m, and 0 where s is −∞: where m is −∞ too, s − m is no number, but s − 0 is −∞."""
 
     @cuda.jit(device=True)
     def weight(s, m):
-        if s == real(-math.inf):
-            return real(0)
-        return math.exp(s - m)
+        return math.exp(s - (m if m > real(-math.inf) else real(0)))
 
     return weight
 

@@ -11,6 +11,7 @@ counters in global memory, which are spread over `SLOTS` addresses because atomi
 
 import inspect
 import linecache
+import math
 import operator
 import os
 import re
@@ -82,10 +83,11 @@ def empty(shape, dtype):
     store shows. Raises OutOfMemory when it does not fit.
     """
     dtype = np.dtype(dtype)
-    with _allocating(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize):
+    nbytes = math.prod(shape) * dtype.itemsize
+    with _allocating(nbytes):
         array = cuda.device_array(shape, dtype)
-    if array.size and dtype.kind in "fc":
-        driver.device_memset(array, 0xFF, array.nbytes)
+    if nbytes and dtype.kind in "fc":
+        driver.device_memset(array, 0xFF, nbytes)
     return array
 
 
@@ -152,7 +154,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
 
 def _on_device(value):
     if isinstance(value, DeviceNDArray):
-        return value
+        return _typed(value)
     if isinstance(value, np.ndarray):
         array = to_device(value)
         readonly = not value.flags.writeable
@@ -163,6 +165,20 @@ def _on_device(value):
         return value
     if readonly:  # Numba forgets it; this way a store is refused when the kernel is compiled
         array._numba_type_ = array._numba_type_.copy(readonly=True)
+    return array
+
+
+_types = {}  # (dtype, number of axes) of a contiguous array -> Numba's type of it
+
+
+def _typed(array):
+    """The array, with its type: Numba finds it anew for each object, and every reshape makes a new object."""
+    if "_numba_type_" not in vars(array) and array.is_c_contiguous() and 0 not in array.strides:
+        kind = array.dtype, array.ndim
+        if kind in _types:
+            array._numba_type_ = _types[kind]
+        else:
+            _types[kind] = array._numba_type_
     return array
 
 

@@ -18,6 +18,7 @@ from . import cpu, memory, model, recorder
 from .rewrite import function_of, is_kernel
 
 DEVICES = ("gpu", "cpu", "sim")
+INTEGERS = int, np.integer
 SMALL = 2**24  # bytes: nobody asks how much memory is free for an array of so many, which takes longer than to make it
 
 
@@ -127,7 +128,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     grid, block = dimensions("grid", grid), dimensions("block", block)
     check_limits(grid, block)
     check_arguments(function, args, name)
-    if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, (int, np.integer)) or shared_bytes < 0:
+    if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, INTEGERS) or shared_bytes < 0:
         raise ValueError(f"shared_bytes={shared_bytes!r} must be a number of bytes, 0 or more")
     if name != "cpu" and (recorder.active() or lines.active()):
         raise ValueError(f"device={name!r} cannot be recorded or counted by line, which is for the CPU engine alone: "
@@ -162,12 +163,11 @@ def device_name(name):
 def dimensions(what, value):
     """A launch dimension as three positive integers."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    whole = all(isinstance(part, (int, np.integer)) and not isinstance(part, bool) for part in parts)
-    if not whole or not 1 <= len(parts) <= 3:
+    if not 1 <= len(parts) <= 3 or any(isinstance(n, bool) or not isinstance(n, INTEGERS) for n in parts):
         raise TypeError(f"{what}={value!r} must be an integer or a tuple of up to three integers")
     if min(parts) < 1:
         raise ValueError(f"{what}={value!r}: every dimension must be at least 1")
-    return tuple(int(part) for part in parts) + (1,) * (3 - len(parts))
+    return tuple(map(int, parts)) + (1,) * (3 - len(parts))
 
 
 def check_limits(grid, block):
@@ -202,6 +202,8 @@ def is_number(value):
 
 
 def check_argument(kernel, parameter, value, name):
+    if name != "cpu" and getattr(type(value), "__cuda_ndarray__", False):
+        return  # Numba's own array; to ask another kind for its interface takes longer than all of these checks
     what = f"argument {parameter} of {kernel}"
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{what} is a masked array, whose mask a kernel does not see: pass {parameter}.filled(0)")
@@ -246,7 +248,7 @@ def empty(shape, dtype, device=None):
     """
     name = device_name(device)
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in extents):
+    if any(isinstance(n, bool) or not isinstance(n, INTEGERS) for n in extents):
         raise TypeError(f"shape={shape!r} must be an integer or a tuple of integers")
     if min(extents, default=0) < 0:
         raise ValueError(f"shape={shape!r} holds a negative size")
@@ -256,11 +258,12 @@ def empty(shape, dtype, device=None):
         dtype = None
     if dtype is None or dtype.kind not in "biufc":
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
-    nbytes = math.prod(map(int, extents)) * dtype.itemsize
+    extents = tuple(map(int, extents))
+    nbytes = math.prod(extents) * dtype.itemsize
     if nbytes > SMALL:
         refuse_if_too_large(nbytes, f"an array of shape {extents}", name)
     array = (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
-    memory.record(tuple(map(int, extents)), dtype)
+    memory.record(extents, dtype)
     return array
 
 

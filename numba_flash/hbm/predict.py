@@ -95,6 +95,17 @@ class Problem:
         keys = clamped_sum(Br + self.N_k - self.N, Br, Tr - 1, 0, self.N_k) + self.N_k
         return keys, Br * keys - (Tr * Br - self.N) * self.N_k
 
+    def steps(self, Br, Bc):
+        """Tiles of Br queries and Bc keys that are computed."""
+        if not self.causal:
+            return tiles(self.N, Br) * tiles(self.N_k, Bc)
+        return sum(tiles(max(0, min(i + Br, self.N) + self.N_k - self.N), Bc) for i in range(0, self.N, Br))
+
+    def steps_of_rows(self, Br, Bc):
+        """Tiles of keys that the rows go through, summed over the rows."""
+        last = self.N % Br  # rows of a last tile that is not whole; it meets all keys
+        return Br * self.steps(Br, Bc) - (Br - last) * tiles(self.N_k, Bc) * bool(last)
+
 
 @dataclass(frozen=True)
 class SparseProblem(Problem):
@@ -159,17 +170,9 @@ class SparseProblem(Problem):
         steps = tiles(self.N - self.starts(rows), rows) if rows else tiles(self.keys, keys)
         return {"block_mask": threads * int(steps.sum())}
 
-    def steps(self):
-        """Tiles of keys that the rows go through, summed over the rows; and those with something before to rescale."""
-        steps = rescaled = 0
+    def steps_of_rows(self, Br, Bc):
         i0, i1, j0, _ = self.sides
-        for begin, end, keys, visited in zip(i0[:, 0], i1[:, 0], self.keys[:, 0], self.visited):
-            at = j0[visited & (j0 < keys)]
-            last = np.arange(begin, end)[:, None] + (self.N_k - self.N if self.causal else self.N_k)  # that a row sees
-            seen = at <= last
-            steps += seen.size
-            rescaled += int(np.where(seen.any(axis=1), len(at) - 1 - seen.argmax(axis=1) if len(at) else 0, 0).sum())
-        return steps, rescaled
+        return int(((i1 - i0) * (self.visited & (j0 < self.keys))).sum())
 
 
 def clamped_sum(start, step, count, low, high):
@@ -212,7 +215,7 @@ def closed_form(stage, direction="forward"):
 def softmax(p):
     """One thread per row of S, three passes over it: maximum; sum of exp; exp / sum to P."""
     scores = p.N * p.N_k
-    return Kernel(loads={"S": 3 * scores}, stores={"P": scores}, flops=3 * scores + 4 * p.pairs)
+    return Kernel(loads={"S": 3 * scores}, stores={"P": scores}, flops=7 * scores)
 
 
 def dropout(p):
@@ -225,7 +228,7 @@ def dropout(p):
 def logsumexp(p):
     """One thread per row of S, two passes: maximum; sum of exp, of which a row with keys takes m + log l."""
     scores = p.N * p.N_k
-    form = Kernel(loads={"S": 2 * scores}, stores={"L": p.N}, flops=2 * scores + 2 * p.pairs + 2 * p.rows)
+    form = Kernel(loads={"S": 2 * scores}, stores={"L": p.N}, flops=4 * scores + 2 * p.rows)
     return {"logsumexp": form} if p.return_lse else {}
 
 
@@ -282,20 +285,19 @@ def tiled_scores(p):
 def online_softmax(p):
     """The scores as in tiled; one pass over S for m and l; exp(S − m) / l is formed on the way into the product.
 
-    Statistics, an element: a max, a product, a sum, and twice a subtraction and exp: for a score that is seen, and to
-    rescale what came before it, if anything did.
+    Statistics, an element: a max, a product, a sum, and twice a subtraction and exp: for the score, and to rescale what
+    came before it.
     """
     N, N_k, d = p.N, p.N_k, p.d
     T, Tr, Tc, Td = square_tiles(p)
-    rescaled = p.rows * (N_k - 1) if N_k else 0
     output = Kernel(
         {"S": N * N_k * Td, "m": N * T * Td, "l": N * T * Td, "V": N_k * d * Tr},
         {"O": N * d},
-        flops=Tr * Tc * Td * 2 * T**3 + Td * (N * N_k * (1 + p.drops) + 2 * p.pairs),
+        flops=Tr * Tc * Td * 2 * T**3 + Td * N * N_k * (3 + p.drops),
     )
     return {
         "scores": tiled_scores(p),
-        "statistics": Kernel({"S": N * N_k}, {"m": N, "l": N}, flops=3 * N * N_k + 2 * p.pairs + 2 * rescaled),
+        "statistics": Kernel({"S": N * N_k}, {"m": N, "l": N}, flops=7 * N * N_k),
         "output": output,
         **lse_from_m_and_l(p),
     }
@@ -311,9 +313,8 @@ def lse_from_m_and_l(p):
 def flash(p):
     """Algorithm 1: K and V once; Q, O, l and m at each tile of keys that the query sees; O, l and m also to start with.
 
-    A score of a tile: max, sum, times exp(m̃ − m), two products of d; one that is seen: scale, subtract, exp. A row at
-    each step: max; 2 × (subtract, exp), of which one is not needed at the first; the new l, 3; O scaled and divided, d
-    each. With dropout, a score times Z.
+    A score of a tile: max, subtract, exp, sum, times exp(m̃ − m), two products of d; one that is seen: scale. A row at
+    each step: max; 2 × (subtract, exp); the new l, 3; O scaled and divided, d each. With dropout, a score times Z.
     """
     N, N_k, d = p.N, p.N_k, p.d
     rows, scores = p.queries_of_tiles(p.blocks[1])
@@ -322,7 +323,7 @@ def flash(p):
         "flash": Kernel(
             {"Q": rows * d, "K": N_k * d, "V": N_k * d, "O": rows * d, "l": rows, "m": rows, **p.mask},
             {"O": rows * d, "l": rows, "m": rows},
-            flops=scores * (4 * d + 3 + p.drops) + 3 * p.pairs + rows * (2 * d + 8) - 2 * p.rows,
+            flops=scores * (4 * d + 5 + p.drops) + p.pairs + rows * (2 * d + 8),
         ),
         **lse_from_m_and_l(p),
     }
@@ -332,9 +333,8 @@ def flash(p):
 def flash2(p):
     """FlashAttention-2's order: Q once, O and L once; K and V for each tile of queries, as far as its last query sees.
 
-    A score of a tile: max, sum, two products of d; one that is seen: scale, subtract, exp. A row at each step: l and O
-    rescaled, 1 + d, by a factor of 2 that is not needed at the first. At the end a row with keys is divided, d, and L
-    formed, 2.
+    A score of a tile: max, subtract, exp, sum, two products of d; one that is seen: scale. A row at each step: l and O
+    rescaled, 1 + d, by a factor of 2. At the end a row with keys is divided, d, and L formed, 2.
     """
     N, d = p.N, p.d
     Br, Bc = p.blocks
@@ -343,9 +343,8 @@ def flash2(p):
         return flash2_split(p)
 
     def flops():
-        steps, rescaled = flash2_steps(p, Br, Bc)
-        work = scores * (4 * d + 2 + p.drops) + 3 * p.pairs
-        return work + steps * (d + 1) + 2 * rescaled + p.rows * (d + 2)
+        work = scores * (4 * d + 4 + p.drops) + p.pairs
+        return work + p.steps_of_rows(Br, Bc) * (d + 3) + p.rows * (d + 2)
 
     loads = {"Q": N * d, "K": keys * d, "V": keys * d, **p.mask, **p.block_mask(Br, keys=Bc)}
     return {"flash2": Kernel(loads, {"O": N * d, "L": N}, flops)}
@@ -355,9 +354,9 @@ def flash2(p):
 def register_tiled(p):
     """flash2's traffic. Its work is by tiles, filled up with zeros to whole shares of a thread.
 
-    A score of a tile: two products, max, sum. A row at each step: O rescaled, and by each of X threads the maximum of X
-    parts, l rescaled, and the factor for that, 2, which is not needed at the first. A score that is seen: scale,
-    subtract, exp. At the end the sum of X parts of l, by X threads; a row with keys: O divided, d, and L formed, 2.
+    A score of a tile: two products, max, subtract, exp, sum; one that is seen: scale. A row at each step: O rescaled,
+    and by each of X threads the maximum of X parts, l rescaled, and the factor for that, 2. At the end the sum of X
+    parts of l, by X threads; a row with keys: O divided, d, and L formed, 2.
     """
     N, d, X = p.N, p.d, KEY_THREADS
     Br, Bc = p.blocks
@@ -366,9 +365,8 @@ def register_tiled(p):
     loads = {"Q": N * d, "K": keys * d, "V": keys * d, **p.mask}
 
     def flops():
-        Tr, steps, rescaled = tiles(N, Br), *tiles_and_rescaled(p, Br, Bc)
-        work = steps * rows * (scores * (4 * columns + 2 + p.drops) + X * X + X + columns) + 3 * p.pairs
-        return work + 2 * X * rescaled + Tr * rows * X * X + p.rows * (d + 2)
+        work = p.steps(Br, Bc) * rows * (scores * (4 * columns + 4 + p.drops) + X * X + 3 * X + columns) + p.pairs
+        return work + tiles(N, Br) * rows * X * X + p.rows * (d + 2)
 
     return {"register_tiled": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
@@ -376,28 +374,18 @@ def register_tiled(p):
 def flash2_split(p):
     """Blocks that share the keys of a query, each in tiles of Bc; and one thread per element of O to merge their parts.
 
-    A score: two products of d, scale, subtract, exp, and for each of Bc threads a max and a sum; a tile: O rescaled, d,
-    and l and its factor, 1 + 2 for each of Bc threads, of which the factor is not needed at the first. To merge, an
-    element of each split: max, two products, two sums, and 2 for the factor of one with keys; a row with keys: O
-    divided, d, and L formed, 2.
+    A score: two products of d, scale, and for each of Bc threads a max and a sum; a tile: O rescaled, d, and for each
+    of Bc threads subtract and exp, and l and its factor, 1 + 2. To merge, an element of each split: max, two products,
+    two sums, and 2 for the factor; a row with keys: O divided, d, and L formed, 2.
     """
     N, N_k, d, n = p.N, p.N_k, p.d, p.splits
     Bc = p.blocks[1]
 
-    def parts(size):
-        """The parts of `size` keys that a query sees something of, summed over the queries."""
-        if not p.causal:
-            return N * tiles(N_k, size)
-        return _sum_of_tiles(N_k, size) - _sum_of_tiles(max(N_k - N, 0), size)
-
-    def flops():
-        steps, used = parts(Bc), parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
-        return p.pairs * (4 * d + 3 + 2 * Bc) + steps * (d + Bc) + 2 * Bc * (steps - used)
-
-    def merging():
-        used = parts(tiles(tiles(N_k, Bc), n) * Bc) if N_k else 0
-        return 5 * n * N * d + 2 * d * used + p.rows * (d + 2)
-
+    steps = N * tiles(N_k, Bc)  # tiles that a query sees something of, summed over the queries
+    if p.causal:
+        steps = _sum_of_tiles(N_k, Bc) - _sum_of_tiles(max(N_k - N, 0), Bc)
+    flops = p.pairs * (4 * d + 1 + 2 * Bc) + steps * (d + 5 * Bc)
+    merging = 7 * n * N * d + p.rows * (d + 2)
     loads = {"Q": n * N * d, "K": p.pairs * d, "V": p.pairs * d, **p.mask}
     merge = {"O_s": n * N * d, "m_s": 2 * n * N * d, "l_s": n * N * d}
     return {
@@ -410,32 +398,6 @@ def _sum_of_tiles(size, T):
     """Σ ⌈x/T⌉ over x from 1 to `size`."""
     whole, rest = divmod(size, T)
     return T * whole * (whole + 1) // 2 + rest * (whole + 1)
-
-
-def flash2_steps(p, Br, Bc):
-    """Tiles of keys that the rows go through, summed over the rows; and those with something before them to rescale."""
-    if isinstance(p, SparseProblem):
-        return p.steps()
-    if not p.causal:
-        return p.N * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
-    walks = list(causal_walks(p, Br, Bc))
-    return sum(rows * Tc for rows, _, Tc in walks), sum(seeing * max(Tc - 1, 0) for _, seeing, Tc in walks)
-
-
-def tiles_and_rescaled(p, Br, Bc):
-    """Tiles that are computed; and steps of rows with something before them to rescale, summed over the rows."""
-    if not p.causal:
-        return tiles(p.N, Br) * tiles(p.N_k, Bc), p.N * max(tiles(p.N_k, Bc) - 1, 0)
-    walks = list(causal_walks(p, Br, Bc))
-    return sum(Tc for _, _, Tc in walks), sum(seeing * max(Tc - 1, 0) for _, seeing, Tc in walks)
-
-
-def causal_walks(p, Br, Bc):
-    """Of each tile of queries, in causal order: its rows, those that see a key, and the tiles of keys that it meets."""
-    for begin in range(0, p.N, Br):
-        end = min(begin + Br, p.N)
-        seeing = max(0, end - max(begin, p.N - p.N_k))
-        yield end - begin, seeing, tiles(max(0, end + p.N_k - p.N), Bc)
 
 
 def ideal(p):
@@ -473,7 +435,7 @@ def naive_backward(p):
 def probabilities(p):
     """P = exp(S − L), one thread per element."""
     scores = p.N * p.N_k
-    return Kernel({"S": scores, "L": scores}, {"P": scores}, flops=2 * p.pairs)
+    return Kernel({"S": scores, "L": scores}, {"P": scores}, flops=2 * scores)
 
 
 def dropout_backward(p):
@@ -518,7 +480,7 @@ def online_softmax_backward(p):
     if p.kept:
         scores = p.N * p.N_k
         loads = {"S": scores, "m": scores, "l": scores}
-        first = {"form_P": Kernel(loads, {"P": scores}, flops=p.rows * p.N_k + 2 * p.pairs)}
+        first = {"form_P": Kernel(loads, {"P": scores}, flops=(p.rows + 2 * p.N) * p.N_k)}
     else:
         first = {"scores": tiled_scores(p), "probabilities": probabilities(p)}
     return {**first, **dropout(p), **tiled_gradients(p)}
@@ -528,13 +490,13 @@ def online_softmax_backward(p):
 def flash_backward(p):
     """Algorithm 4: K, V, dK, dV once; Q, O, dO, l, m at each tile of keys that the query sees, dQ read and written.
 
-    A score of a tile: five products of d, a quotient, dP − D, times P; one that is seen: scale, subtract, exp. At each
+    A score of a tile: five products of d, subtract, exp, a quotient, dP − D, times P; one that is seen: scale. At each
     step a row's D, 2d, and the update of dQ, 2d. At the end dK is scaled.
     """
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     rows, scores = p.queries_of_tiles(p.blocks[1])
     loads = {"Q": rows * d, "K": keys, "V": keys, "O": rows * d, "l": rows, "m": rows, "dO": rows * d, "dQ": rows * d}
-    flops = scores * (10 * d + 3 + 2 * p.drops) + 3 * p.pairs + rows * 4 * d + keys
+    flops = scores * (10 * d + 5 + 2 * p.drops) + p.pairs + rows * 4 * d + keys
     return {
         **({} if p.kept else {"split_lse": Kernel({"L": N}, {"l": N, "m": N})}),
         "initialise_dQ": Kernel({}, {"dQ": N * d}),
@@ -546,7 +508,7 @@ def flash_backward(p):
 def flash2_backward(p):
     """FlashAttention-2's Algorithm 2, split by owner, or in one kernel whose blocks add to dQ by atomics.
 
-    A score of a tile: the products of d that the kernel needs, dP − D, times P; one that is seen: scale, subtract, exp.
+    A score of a tile: the products of d that the kernel needs, subtract, exp, dP − D, times P; one that is seen: scale.
     dQ and dK are scaled once.
     """
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
@@ -559,7 +521,7 @@ def flash2_backward(p):
     key_loads |= {**p.mask, **p.block_mask(Bc, rows=step)}
     rowsum = {"rowsum": Kernel({"dO": N * d, "O": N * d}, {"D": N}, flops=2 * N * d)}
     if not p.deterministic:
-        flops = by_keys * (10 * d + 2 + 2 * p.drops) + 3 * p.pairs + 2 * rows * d + keys
+        flops = by_keys * (10 * d + 4 + 2 * p.drops) + p.pairs + 2 * rows * d + keys
         return {
             **rowsum,
             "initialise_dQ": Kernel({}, {"dQ": N * d}),
@@ -569,8 +531,8 @@ def flash2_backward(p):
     query_loads |= p.block_mask(Br, keys=stream(Bc))
     return {
         **rowsum,
-        "backward_dKdV": Kernel(key_loads, stores, by_keys * (8 * d + 2 + 2 * p.drops) + 3 * p.pairs + keys),
-        "backward_dQ": Kernel(query_loads, {"dQ": N * d}, by_queries * (6 * d + 2 + p.drops) + 3 * p.pairs + N * d),
+        "backward_dKdV": Kernel(key_loads, stores, by_keys * (8 * d + 4 + 2 * p.drops) + p.pairs + keys),
+        "backward_dQ": Kernel(query_loads, {"dQ": N * d}, by_queries * (6 * d + 4 + p.drops) + p.pairs + N * d),
     }
 
 
@@ -578,7 +540,7 @@ def flash2_backward(p):
 def register_tiled_backward(p):
     """flash2's traffic, split by owner. Its work is by tiles, filled up with zeros to whole shares of a thread.
 
-    A score of a tile: the products of d that the kernel needs, dP − D, times P; one that is seen: scale, subtract, exp.
+    A score of a tile: the products of d that the kernel needs, subtract, exp, dP − D, times P; one that is seen: scale.
     dQ and dK are scaled once.
     """
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
@@ -592,11 +554,10 @@ def register_tiled_backward(p):
         steps = tiles(p.N_k, Bc) * tiles(N, step)
         if p.causal:
             steps = sum(tiles(N - max(0, j + N - p.N_k), step) for j in range(0, p.N_k, Bc))
-        return steps * own_keys * others * (8 * columns + 2 + 2 * p.drops) + 3 * p.pairs + keys
+        return steps * own_keys * others * (8 * columns + 4 + 2 * p.drops) + p.pairs + keys
 
     def query_flops():
-        steps, _ = tiles_and_rescaled(p, Br, step)
-        return steps * own_queries * others * (6 * columns + 2 + p.drops) + 3 * p.pairs + N * d
+        return p.steps(Br, step) * own_queries * others * (6 * columns + 4 + p.drops) + p.pairs + N * d
 
     flops = {"rowsum": flash2["rowsum"].flops, "backward_dKdV": key_flops, "backward_dQ": query_flops}
     return {name: replace(kernel, flops=flops[name]) for name, kernel in flash2.items()}
@@ -647,8 +608,8 @@ def predict(
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
 
     causal, dropout_p, block_mask and split_kv as in `attention`; key_mask: whether there is one. (For a key that is
-    hidden the bill is the same, and `flops` counts its weight as if it were seen.) To draw Z is work on integers, and
-    no FLOP.
+    hidden the bill is the same, and `flops` counts the product with scale as if it were seen.) To draw Z is work on
+    integers, and no FLOP.
 
     direction: "forward" for `attention`, where alone `return_lse` adds the kernel that forms L; "backward" for
     `attention_backward` with out and lse; "both" for `attention_backward` without them, which runs the forward pass,

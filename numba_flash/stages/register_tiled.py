@@ -91,24 +91,26 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
         b = h * mask.shape[0] // Q.shape[0]
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        x, y = uint32(cuda.threadIdx.x) % uint32(X), uint32(cuda.threadIdx.y)  # % X: the compiler knows x < X
         N, N_k = Q.shape[1], K.shape[1]
         i = cuda.blockIdx.x * Br                             # Alg. 1, l. 3
+        n_i = uint32(min(Br, N - i))                         # queries that there are in the tile
         keys = seen(min(i + Br, N) - 1 + N_k - N, N_k)       # what the last query of this tile sees
         for r in range(y, rows, Y):
             for w in range(COLUMNS):
                 t = x + X * w
-                Q_i[r, t] = Q[h, i + r, t] if r < Br and i + r < N and t < d else real(0)  # Alg. 1, l. 4
+                Q_i[r, t] = Q[h, i + r, t] if r < n_i and t < d else real(0)  # Alg. 1, l. 4
         for u in range(ROWS):
             l_i[u] = real(0)                                 # Alg. 1, l. 5
             m_i[u] = real(-math.inf)
             for w in range(COLUMNS):
                 O_i[u, w] = real(0)
         for j in range(0, keys, Bc):                         # Alg. 1, l. 6
+            n_j = uint32(min(Bc, keys - j))
             for c in range(y, others, Y):
                 for w in range(COLUMNS):
                     t = x + X * w
-                    inside = c < Bc and j + c < keys and t < d
+                    inside = c < n_j and t < d
                     K_j[c, t] = K[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
             cuda.syncthreads()                               # K_j is complete
             for u in range(ROWS):
@@ -120,8 +122,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                 m = real(-math.inf)
                 for w in range(KEYS):
                     c = x + X * w
-                    inside = r < Br and i + r < N and c < Bc and j + c < keys
-                    is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
+                    is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
                     S_ij[u, w] = S_ij[u, w] * scale if is_seen else real(-math.inf)
                     m = max(m, S_ij[u, w])
                 part[r, x] = m
@@ -129,7 +130,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
             for c in range(y, others, Y):
                 for w in range(COLUMNS):
                     t = x + X * w
-                    inside = c < Bc and j + c < keys and t < d
+                    inside = c < n_j and t < d
                     V_j[c, t] = V[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
             for u in range(ROWS):
                 r = y + Y * u
@@ -156,7 +157,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
             l = real(0)
             for w in range(X):
                 l += part[r, w]
-            if r < Br and i + r < N:
+            if r < n_i:
                 for w in range(COLUMNS):
                     t = column(x, w)
                     if t < d:

@@ -52,13 +52,14 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
         dV_j = cuda.local.array((ROWS, COLUMNS), real)
         g = cuda.blockIdx.y
         group = Q.shape[0] // K.shape[0]
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        x, y = uint32(cuda.threadIdx.x) % uint32(X), uint32(cuda.threadIdx.y)  # % X: the compiler knows x < X
         N, N_k = Q.shape[1], K.shape[1]
         j = cuda.blockIdx.x * Bc                             # Alg. 2, l. 5
+        n_j = uint32(min(Bc, N_k - j))                       # keys that there are in the tile
         for c in range(y, keys, Y):
             for w in range(COLUMNS):
                 t = x + X * w
-                inside = c < Bc and j + c < N_k and t < d
+                inside = c < n_j and t < d
                 K_j[c, t] = K[g, j + c, t] if inside else real(0)  # Alg. 2, l. 6
                 V_j[c, t] = V[g, j + c, t] if inside else real(0)
         for u in range(ROWS):
@@ -68,15 +69,16 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
         for h in range(g * group, (g + 1) * group):
             b = h * mask.shape[0] // Q.shape[0]
             for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
+                n_i = uint32(min(Br, N - i))
                 for r in range(y, rows, Y):
+                    if x == 0:
+                        L_i[r] = L[h, i + r] if r < n_i else real(0)
+                        D_i[r] = D[h, i + r] if r < n_i else real(0)
                     for w in range(COLUMNS):
                         t = x + X * w
-                        inside = r < Br and i + r < N and t < d
+                        inside = r < n_i and t < d
                         Q_i[r, t] = Q[h, i + r, t] if inside else real(0)  # Alg. 2, l. 9
                         dO_i[r, t] = dO[h, i + r, t] if inside else real(0)
-                for r in range(y * uint32(X) + x, rows, X * Y):
-                    L_i[r] = L[h, i + r] if r < Br and i + r < N else real(0)
-                    D_i[r] = D[h, i + r] if r < Br and i + r < N else real(0)
                 cuda.syncthreads()                           # the tiles are complete
                 for u in range(ROWS):
                     for w in range(QUERIES):
@@ -88,8 +90,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
                     c = y + Y * u
                     for w in range(QUERIES):
                         r = x + X * w
-                        inside = r < Br and i + r < N and c < Bc and j + c < N_k
-                        is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
+                        is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
                         p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
                         z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
                         P_ij[c, r] = p * z
@@ -102,7 +103,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
             c = y + Y * u
             for w in range(COLUMNS):
                 t = column(x, w)
-                if c < Bc and j + c < N_k and t < d:
+                if c < n_j and t < d:
                     dK[g, j + c, t] = dK_j[u, w] * scale     # Alg. 2, l. 18
                     dV[g, j + c, t] = dV_j[u, w]
 
@@ -134,27 +135,29 @@ def make_dQ(Br, d, real, allowed, seen, keep):
         h = cuda.blockIdx.y
         g = h * K.shape[0] // Q.shape[0]
         b = h * mask.shape[0] // Q.shape[0]
-        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        x, y = uint32(cuda.threadIdx.x) % uint32(X), uint32(cuda.threadIdx.y)  # % X: the compiler knows x < X
         N, N_k = Q.shape[1], K.shape[1]
         i = cuda.blockIdx.x * Br
+        n_i = uint32(min(Br, N - i))                         # queries that there are in the tile
         keys = seen(min(i + Br, N) - 1 + N_k - N, N_k)       # what the last query of this tile sees
         for r in range(y, rows, Y):
+            if x == 0:
+                L_i[r] = L[h, i + r] if r < n_i else real(0)
+                D_i[r] = D[h, i + r] if r < n_i else real(0)
             for w in range(COLUMNS):
                 t = x + X * w
-                inside = r < Br and i + r < N and t < d
+                inside = r < n_i and t < d
                 Q_i[r, t] = Q[h, i + r, t] if inside else real(0)
                 dO_i[r, t] = dO[h, i + r, t] if inside else real(0)
-        for r in range(y * uint32(X) + x, rows, X * Y):
-            L_i[r] = L[h, i + r] if r < Br and i + r < N else real(0)
-            D_i[r] = D[h, i + r] if r < Br and i + r < N else real(0)
         for u in range(ROWS):
             for w in range(COLUMNS):
                 dQ_i[u, w] = real(0)
         for j in range(0, keys, Bc):
+            n_j = uint32(min(Bc, keys - j))
             for c in range(y, others, Y):
                 for w in range(COLUMNS):
                     t = x + X * w
-                    inside = c < Bc and j + c < keys and t < d
+                    inside = c < n_j and t < d
                     K_j[c, t] = K[g, j + c, t] if inside else real(0)
                     V_j[c, t] = V[g, j + c, t] if inside else real(0)
             cuda.syncthreads()                               # the tiles are complete
@@ -168,8 +171,7 @@ def make_dQ(Br, d, real, allowed, seen, keep):
                 r = y + Y * u
                 for w in range(KEYS):
                     c = x + X * w
-                    inside = r < Br and i + r < N and c < Bc and j + c < keys
-                    is_seen = inside and allowed(mask, b, i + r + N_k - N, j + c)
+                    is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
                     p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
                     dP_ij[u, w] *= keep(seed, p_drop, h, i + r, j + c)
                     dS_ij[r, c] = p * (dP_ij[u, w] - D_i[r])  # Alg. 2, l. 14
@@ -180,7 +182,7 @@ def make_dQ(Br, d, real, allowed, seen, keep):
             r = y + Y * u
             for w in range(COLUMNS):
                 t = column(x, w)
-                if r < Br and i + r < N and t < d:
+                if r < n_i and t < d:
                     dQ[h, i + r, t] = dQ_i[u, w] * scale
 
     return backward_dQ
