@@ -2,12 +2,14 @@
 
 import statistics
 import time
-from functools import cache
+import warnings
+
+from numba import cuda
 
 from .engine.launch import device
 
-NAP = 50_000  # nanoseconds; a GPU sleeps at least 0 and at most twice as long
-NAPS = 20
+NAP = 50_000  # nanoseconds; it is about that, at most twice as long (PTX manual)
+NAPS = 40
 
 
 def interleaved(works, repeats, clock=None, *, most=None):
@@ -45,12 +47,10 @@ def wall_seconds(work):
 def event_seconds(work):
     """The time between two CUDA events around what `work()` puts on the default stream of the GPU.
 
-    The GPU sleeps first, for about a millisecond, while `work()` launches its kernels: what is timed are the kernels,
+    The GPU sleeps first, for some two milliseconds, while `work()` launches its kernels: what is timed are the kernels,
     not the wait for Python. (Work that itself waits for the GPU, as counting does, is timed with its wait.) Freed
     memory goes back to the driver before or after, since that makes the GPU wait.
     """
-    from numba import cuda
-
     cuda.current_context().deallocations.clear()
     cuda.synchronize()
     start, stop = cuda.event(), cuda.event()
@@ -63,20 +63,18 @@ def event_seconds(work):
     return cuda.event_elapsed_time(start, stop) / 1000
 
 
+@cuda.jit
+def sleep():
+    for _ in range(NAPS):
+        cuda.nanosleep(NAP)
+
+
 def head_start():
-    """Keep the GPU asleep for about a millisecond; returns at once."""
-    _sleeper()()
+    """Keep the GPU asleep for some two milliseconds; returns at once."""
+    configured(sleep, 1, 1)()
 
 
-@cache
-def _sleeper():
-    from numba import cuda
-
-    from .engine import gpu
-
-    @cuda.jit
-    def sleep():
-        for _ in range(NAPS):
-            cuda.nanosleep(NAP)
-
-    return gpu._configured(sleep, 1, 1, 0)
+def configured(kernel, grid, block):
+    """kernel[grid, block] of Numba, without its warning that a small grid leaves the GPU idle."""
+    with warnings.catch_warnings(action="ignore"):
+        return kernel[grid, block]
