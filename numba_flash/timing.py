@@ -51,7 +51,7 @@ def event_seconds(work):
     not the wait for Python. (Work that itself waits for the GPU, as counting does, is timed with its wait.) Freed
     memory goes back to the driver before or after, since that makes the GPU wait.
     """
-    cuda.current_context().deallocations.clear()
+    cuda.current_context().memory_manager.deallocations.clear()
     cuda.synchronize()
     start, stop = cuda.event(), cuda.event()
     head_start()
@@ -70,8 +70,9 @@ def sleep():
 
 
 def head_start():
-    """Keep the GPU asleep for some two milliseconds; returns at once."""
-    configured(sleep, 1, 1)()
+    """Keep the GPU asleep for some two milliseconds; returns at once. GPUs before Volta cannot sleep."""
+    if cuda.get_current_device().compute_capability >= (7, 0):
+        configured(sleep, 1, 1)()
 
 
 def configured(kernel, grid, block):

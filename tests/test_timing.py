@@ -1,12 +1,16 @@
 """Runs are interleaved, nothing that compiles is timed, and the GPU's clock reads the GPU alone."""
 
 import contextlib
+import time
 import types
+import warnings
 
+import numpy as np
 import pytest
 from numba import cuda
 
-from numba_flash import timing
+import numba_flash as nf
+from numba_flash import device, timing
 
 
 def test_each_round_runs_every_work_once_and_begins_with_another():
@@ -67,12 +71,49 @@ def log(monkeypatch):
     monkeypatch.setattr(cuda, "synchronize", lambda: log.append("idle"))
     monkeypatch.setattr(cuda, "event_elapsed_time", lambda start, stop: 2000.0)
     monkeypatch.setattr(cuda, "defer_cleanup", defer_cleanup, raising=False)
-    flush = types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: log.append("clear")))
-    monkeypatch.setattr(cuda, "current_context", lambda: flush)
+    memory = types.SimpleNamespace(deallocations=types.SimpleNamespace(clear=lambda: log.append("clear")))
+    monkeypatch.setattr(cuda, "current_context", lambda: types.SimpleNamespace(memory_manager=memory))
     monkeypatch.setattr(timing, "head_start", lambda: log.append("sleep"))
     return log
+
+
+def test_the_gpu_sleeps_where_it_can(monkeypatch):
+    launched = []
+    monkeypatch.setattr(timing, "configured", lambda kernel, *how: lambda: launched.append((kernel, *how)))
+    for capability, times in (((6, 1), 0), ((7, 0), 1), ((12, 0), 2)):
+        gpu = types.SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(cuda, "get_current_device", lambda: gpu)  # noqa: B023
+        timing.head_start()
+        assert launched == [(timing.sleep, 1, 1)] * times
+
+
+def test_a_small_grid_is_no_warning():
+    class Kernel:
+        def __getitem__(self, how):
+            warnings.warn("Grid size 1 will likely result in GPU under-utilization", UserWarning, stacklevel=1)
+            return how
+
+    assert timing.configured(Kernel(), 1, 2) == (1, 2)
 
 
 def test_events_bracket_the_work_and_nothing_else(log):
     assert timing.event_seconds(lambda: log.append("work")) == 2
     assert log == ["clear", "idle", "sleep", "keep", "record", "work", "record", "wait", "free"]
+
+
+@pytest.mark.skipif(device().name != "gpu", reason="needs a GPU")
+def test_a_gpu_frees_nothing_and_waits_for_nobody_while_it_is_timed():
+    x = nf.to_device(np.zeros(2**20, np.float32))
+    pending = []
+
+    def work():
+        for _ in range(20):
+            nf.empty(x.shape, x.dtype)
+        pending.append(len(cuda.current_context().memory_manager.deallocations))
+
+    seconds = timing.event_seconds(work)
+    assert pending == [20]
+    assert 0 < seconds < 0.1
+    timing.event_seconds(lambda: pending.append(len(cuda.current_context().memory_manager.deallocations)))
+    assert pending[1] == 0
+    assert timing.event_seconds(lambda: time.sleep(1e-3)) < 1e-3  # while the GPU sleeps

@@ -40,8 +40,10 @@ def run(flags):
         output.show(gpu.page(figures), figures, flags.json)
         missing = flags.stages and any(set(flags.stages) & set(timed["left_out"]) for timed in gpu.parts(figures))
         return 1 if missing or not figures["right"] else 0
-    for flag in given:
-        raise ValueError(f"--{flag} is for a GPU, and kernels run on the CPU here: {place.why}; leave it out")
+    if given:
+        raise ValueError(
+            f"--{next(iter(given))} is for a GPU, and kernels run on the CPU here: {place.why}; leave it out"
+        )
     figures = cpu.run(flags.n, flags.d, flags.repeats, simulator=not flags.skip_simulator)
     output.show(cpu.page(figures), figures, flags.json)
     return 0 if all(stage["equal"] for stage in figures["cpu"].values()) else 1

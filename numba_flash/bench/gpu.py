@@ -227,7 +227,9 @@ class Bench:
                 peer: rows[peer]["seconds"]["median"] / row["seconds"]["median"] for peer in PEERS if peer in rows
             }
         size = np.abs(self.expected).max()
-        wrong = [name for name, row in rows.items() if not row["error"] <= LIMITS[row["dtype"]] * size]
+        wrong = [
+            name for name, row in rows.items() if row["error"] is None or row["error"] > LIMITS[row["dtype"]] * size
+        ]
         amounts = {"flop": self.flop, "bytes": self.bytes, "copies": self.copies, "copied_bytes": self.input_bytes()}
         return amounts | {"rows": rows, "left_out": left_out, "wrong": wrong}
 
@@ -275,7 +277,8 @@ class Bench:
     def error(self, name, result):
         last = result[0, 0, -min(CHECKED, self.q_shape[2]) :]
         host = self.torch.to_host(last) if name in PEERS else to_host(last)
-        return float(np.abs(host - self.expected).max())
+        error = float(np.abs(host - self.expected).max())
+        return error if math.isfinite(error) else None
 
     def counted(self):
         """What counting costs: each stage plain and inside `ledger` -> times, their quotient, whether bills agree."""

@@ -26,11 +26,12 @@ def page(figures):
 def reading(figures):
     """How the tables are to be read."""
     counted = "4N²d per head forward and 10N²d, 2.5 times as many, backward" + ", half for causal" * figures["causal"]
+    backward = "backward" in figures["passes"]
     float16 = any(row["dtype"] == "float16" for timed in figures["passes"].values() for row in timed["rows"].values())
     return f"""
         All that is in one table was run in turn, round by round; ms is the median. Times are those of CUDA events on
         the default stream, which torch and Numba share. The GPU sleeps while a run is launched, so ms leaves out what
-        Python takes for that.
+        Python takes for that{"; but backward, nf.attention_backward first reads lse back to check it" * backward}.
 
         FLOP are counted as {counted}. % copy compares with the copy the rate at which each of Q, K, V, O and their
         gradients would pass once: much of it means that the kernel waits for memory, little that it does not.
