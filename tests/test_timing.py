@@ -112,7 +112,7 @@ def test_a_gpu_frees_nothing_and_waits_for_nobody_while_it_is_timed():
         pending.append(len(cuda.current_context().memory_manager.deallocations))
 
     seconds = timing.event_seconds(work)
-    assert pending == [20]
+    assert pending[0] >= 20
     assert 0 < seconds < 0.1
     timing.event_seconds(lambda: pending.append(len(cuda.current_context().memory_manager.deallocations)))
     assert pending[1] == 0

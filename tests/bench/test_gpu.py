@@ -271,7 +271,7 @@ def test_the_exit_status(on_a_gpu, monkeypatch, capsys):
 @pytest.mark.skipif(device().name != "gpu", reason="needs a GPU")
 def test_a_gpu_is_measured(monkeypatch):
     monkeypatch.undo()
-    figures = gpu.run(n=64, d=16, batch=1, heads=2, repeats=2)
+    figures = gpu.run(n=64, d=64, batch=1, heads=2, repeats=2)
     assert figures["right"] is True
     assert list(figures["passes"]["forward"]["rows"])[:2] == ["naive", "tiled"]
     assert max(map(len, text(figures).splitlines())) <= 80
