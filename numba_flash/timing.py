@@ -51,8 +51,7 @@ def event_seconds(work):
     not the wait for Python. (Work that itself waits for the GPU, as counting does, is timed with its wait.) Freed
     memory goes back to the driver before or after, since that makes the GPU wait.
     """
-    cuda.current_context().memory_manager.deallocations.clear()
-    cuda.synchronize()
+    idle()
     start, stop = cuda.event(), cuda.event()
     head_start()
     with cuda.defer_cleanup():
@@ -61,6 +60,12 @@ def event_seconds(work):
         stop.record()
         stop.synchronize()
     return cuda.event_elapsed_time(start, stop) / 1000
+
+
+def idle():
+    """Wait until the GPU has done everything, and give back to the driver what was freed."""
+    cuda.current_context().memory_manager.deallocations.clear()
+    cuda.synchronize()
 
 
 @cuda.jit

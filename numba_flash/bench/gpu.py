@@ -46,7 +46,7 @@ def run(*, n, d, batch, heads, causal=False, stages=tuple(STAGES), passes=PASSES
 
     "right": whether every result was that of float64 up to rounding and every bill the predicted one. What cannot run
     is in "left_out" with the reason, {name: sentence}. Raises ValueError for more heads than a grid holds, OutOfMemory
-    where the inputs themselves do not fit.
+    where the inputs of the only pass do not fit.
     """
     if batch * heads > GRID_YZ:
         raise ValueError(f"--batch {batch} × --heads {heads} is more than the {GRID_YZ:,} heads that a CUDA grid holds")
@@ -64,15 +64,23 @@ def run(*, n, d, batch, heads, causal=False, stages=tuple(STAGES), passes=PASSES
         "no_torch": missing,
         "rates": rates(torch, repeats),
         "passes": {},
+        "left_out": {},
     }
     for direction in passes:
-        bench = Bench(direction, sizes, causal and direction != "decode", stages, torch, machine, repeats)
+        timing.idle()
+        if torch:
+            torch.give_back()
+        try:
+            bench = Bench(direction, sizes, causal and direction != "decode", stages, torch, machine, repeats)
+        except OutOfMemory as error:
+            if len(passes) == 1:
+                raise
+            figures["left_out"][direction] = str(error)
+            continue
         figures["passes"][direction] = bench.timed(figures["rates"])
         if direction == "forward":
             figures["counting"] = bench.counted()
         del bench  # its arrays, before those of the next
-        if torch:
-            torch.give_back()
     if "forward" in passes:
         figures["launch"] = launch_cost(torch)
     return figures | {"right": all(not part["wrong"] for part in parts(figures))}
@@ -155,7 +163,7 @@ class Bench:
         return [q, k, v, dout, *attention(q, k, v, return_lse=True, causal=self.causal)]
 
     def reference(self, q, k, v, dout):
-        """In float64, for the last queries of the first head, all that `last` leaves: O, or for "backward" dQ."""
+        """O, or for "backward" dQ, of the last queries of the first head, in float64."""
         q, dout = q[0, 0, -CHECKED:], dout[0, 0, -CHECKED:]
         if self.direction == "backward":
             return reference.attention_backward(q, k[0, 0], v[0, 0], dout, causal=self.causal)[0]
@@ -226,10 +234,7 @@ class Bench:
             row["speed"] = {
                 peer: rows[peer]["seconds"]["median"] / row["seconds"]["median"] for peer in PEERS if peer in rows
             }
-        size = np.abs(self.expected).max()
-        wrong = [
-            name for name, row in rows.items() if row["error"] is None or row["error"] > LIMITS[row["dtype"]] * size
-        ]
+        wrong = [name for name, row in rows.items() if self.is_wrong(row["error"], row["dtype"])]
         amounts = {"flop": self.flop, "bytes": self.bytes, "copies": self.copies, "copied_bytes": self.input_bytes()}
         return amounts | {"rows": rows, "left_out": left_out, "wrong": wrong}
 
@@ -280,6 +285,9 @@ class Bench:
         error = float(np.abs(host - self.expected).max())
         return error if math.isfinite(error) else None
 
+    def is_wrong(self, error, dtype="float32"):
+        return error is None or error > LIMITS[dtype] * np.abs(self.expected).max()
+
     def counted(self):
         """What counting costs: each stage plain and inside `ledger` -> times, their quotient, whether bills agree."""
         bills, left_out, errors = {}, {}, {}
@@ -310,8 +318,9 @@ class Bench:
                 plain, inside = (timing.spread(times[stage, how]) for how in ("plain", "counted"))
                 equal = all(bill == predict(stage, **problem) for bill in bills[stage])
                 rows[stage] = {"plain": plain, "counted": inside, "overhead": inside["median"] / plain["median"]}
-                rows[stage]["equal"] = equal
-        return {"rows": rows, "left_out": left_out, "wrong": [name for name, row in rows.items() if not row["equal"]]}
+                rows[stage] |= {"equal": equal, "error": errors[stage, "counted"]}
+        wrong = [name for name, row in rows.items() if not row["equal"] or self.is_wrong(row["error"])]
+        return {"rows": rows, "left_out": left_out, "wrong": wrong}
 
 
 def refuse_if_too_large(needed, n, what):

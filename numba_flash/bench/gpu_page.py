@@ -16,6 +16,8 @@ def page(figures):
     yield from rates(figures)
     for direction, timed in figures["passes"].items():
         yield from a_pass(direction, timed, figures)
+    if figures["left_out"]:
+        yield report.prose("\n\n".join(trouble(figures | {"wrong": []})))
     if "counting" in figures:
         yield from counting(figures)
     if "launch" in figures:
@@ -47,9 +49,9 @@ def rates(figures):
         if name in rates
     ]
     rows.append(["copy, read + written", *(rate / 1e9 for rate in rates["copy"].values()), "GB/s"])
-    yield report.table([gpu["name"], "median", "min", "max", ""], rows)
+    yield report.table(["this GPU reaches", "median", "min", "max", ""], rows)
     yield ""
-    sizes = f"A copy in its memory is of {report.in_bytes(rates['copied_bytes'])}."
+    sizes = f"{gpu['name']}. The copy within its memory is of {report.in_bytes(rates['copied_bytes'])}."
     if figures["no_torch"]:
         yield report.prose(f"{sizes} {sentence(figures['no_torch'])}")
         return

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numba_flash import __main__ as cli
-from numba_flash import attention, device, launch, ledger, predict, reference, report, timing
+from numba_flash import attention, attention_backward, device, launch, ledger, predict, reference, report, timing
 from numba_flash.bench import command, gpu, gpu_page, peers
 from numba_flash.errors import OutOfMemory
 from numba_flash.stages import STAGES
@@ -31,6 +31,7 @@ class FakeTorch:
     def attention(self, name, q, k, v, causal):
         if name == "torch cuDNN":
             raise RuntimeError("No available kernel. Aborting execution.")
+        assert not causal or q.shape == k.shape  # torch's is_causal is aligned at the top left
         return reference.attention(q, k, v, causal=causal)[0].astype(q.dtype)
 
     def gradients(self, name, q, k, v, dout, causal):
@@ -50,6 +51,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(gpu, "hardware", lambda: MACHINE)
     monkeypatch.setattr(gpu, "copy", lambda A, B: np.copyto(B, A))
     monkeypatch.setattr(gpu, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "idle", lambda: None)
     monkeypatch.setattr(timing, "configured", lambda *how: lambda *args: launch(*how, *args))
     monkeypatch.setattr(gpu, "COPIED", 2**16)
     monkeypatch.setattr(gpu, "LAUNCHED", {"n": 9, "d": 4, "stages": ("flash2", "register_tiled"), "repeats": 2})
@@ -131,6 +133,21 @@ def test_decoding_in_bytes(one_second):
     assert "One query and 70 keys per head" in flat(figures)
 
 
+def test_the_backward_pass_is_timed_without_the_forward_pass(monkeypatch):
+    bills = []
+
+    def counted(*args, stage, **how):
+        with ledger() as bill:
+            gradients = attention_backward(*args, stage=stage, **how)
+        bills.append((stage, bill))
+        return gradients
+
+    monkeypatch.setattr(gpu, "attention_backward", counted)
+    assert run(passes=("backward",), causal=True)["right"]
+    assert len(bills) == 2 * len(STAGES)
+    assert all(bill == predict(stage, **SMALL, causal=True, direction="backward") for stage, bill in bills)
+
+
 def test_runs_take_the_inputs_in_turn_and_they_are_larger_than_l2(monkeypatch):
     seen = []
     monkeypatch.setattr(gpu, "attention", lambda q, k, v, **how: seen.append(id(q)) or attention(q, k, v, **how))
@@ -187,9 +204,13 @@ def test_a_size_that_fits(monkeypatch, free, way_out):
 
 
 def test_the_inputs_must_fit(monkeypatch):
-    monkeypatch.setattr(gpu, "free_bytes", lambda: 9_000)
+    monkeypatch.setattr(gpu, "free_bytes", lambda: 50_000)
     with pytest.raises(OutOfMemory, match="the input: .* are free; --n"):
         run(passes=("backward",))
+    figures = run(passes=("backward", "decode"))
+    assert list(figures["left_out"]) == ["backward"]
+    assert list(figures["passes"]) == ["decode"]
+    assert "Left out: backward. The input: " in flat(figures)
 
 
 def test_more_heads_than_a_grid_holds():
