@@ -34,7 +34,6 @@ from . import (
 )
 from . import figures as paper
 from . import testing as exactness
-from .attention import MAX_D
 from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
 from .checks import DTYPES
 from .course import check, exam, lab
@@ -133,16 +132,7 @@ def make_parser():
     sub.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels instead")
     output.add_json(sub)
 
-    sub = command("bench", measure, "time the CPU engine against NumPy and Numba's simulator, and counting on a GPU")
-    gpu_n = f"N (default: {bench.N}; {bench.GPU_N} on a GPU, at most {bench.SIMULATOR_N} on the simulator)"
-    sub.add_argument("--n", type=number(1, None), metavar="N", help=gpu_n)
-    sub.add_argument("--d", type=number(1, MAX_D), default=64, metavar="D", help="d (default: %(default)s)")
-    repeats = "runs of each, of which the median counts (default: %(default)s)"
-    sub.add_argument("--repeats", type=number(1, None), default=5, metavar="R", help=repeats)
-    sub.add_argument("--skip-simulator", action="store_true", help="leave out the simulator, which takes a minute")
-    output.add_json(sub)
-
-    for module in (listing, player, check, lab, exam):
+    for module in (bench, listing, player, check, lab, exam):
         module.add_command(command)
     return parser
 
@@ -404,7 +394,7 @@ def draw(flags):
     return 1 if figures.get("equal") is False else 0
 
 
-# --- doctor and bench -------------------------------------------------------------------------------------------------
+# --- doctor -----------------------------------------------------------------------------------------------------------
 
 
 def examine(flags):
@@ -416,12 +406,6 @@ def examine(flags):
     checks = doctor.examine()
     output.show(doctor.page(checks), doctor.figures(checks), flags.json)
     return 1 if any(check.verdict == doctor.PROBLEM for check in checks) else 0
-
-
-def measure(flags):
-    figures = bench.run(flags.n, flags.d, flags.repeats, simulator=not flags.skip_simulator)
-    output.show(bench.page(figures), figures, flags.json)
-    return 0 if all(stage["equal"] for stage in figures["cpu"].values()) else 1
 
 
 def script():

@@ -3,17 +3,22 @@
 import json
 import math
 import subprocess
-import types
 
 import numpy as np
 import pytest
 
 from numba_flash import __main__ as cli
-from numba_flash import bench, device, reference, report
+from numba_flash import reference, timing
+from numba_flash.bench import cpu as bench
 from numba_flash.errors import KernelError
 from numba_flash.stages import STAGES
 
-FIGURES = {"n", "d", "heads", "dtype", "repeats", "cores", "versions", "numpy", "cpu", "simulator", "gpu"}
+FIGURES = {"device", "n", "d", "heads", "dtype", "repeats", "cores", "versions", "numpy", "cpu", "simulator"}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
 
 
 def positive(*numbers):
@@ -27,11 +32,6 @@ def check(figures):
         assert stage["equal"] is True
         assert positive(stage["seconds"], stage["times_numpy"])
     assert positive(figures["numpy"]["seconds"])
-    if device().name == "gpu":
-        for stage in figures["gpu"]["stages"].values():
-            assert positive(stage["seconds"], stage["counted_seconds"], stage["overhead"])
-    else:
-        assert figures["gpu"] is None
 
 
 def test_the_whole_command(capsys, tmp_path):
@@ -41,6 +41,7 @@ def test_the_whole_command(capsys, tmp_path):
     assert err == ""
     assert "every bill as predicted" in " ".join(out.split())
     assert "times as fast as the simulator" in out
+    assert "On a GPU, this command times" in out
     assert "\x1b" not in out
     assert all(len(line) <= 80 for line in out.splitlines() if str(file) not in line)
     figures = json.loads(file.read_text())
@@ -59,7 +60,6 @@ def test_without_the_simulator(capsys, monkeypatch):
 
 def test_the_simulator_never_runs_beyond_256(monkeypatch):
     monkeypatch.setattr(bench, "on_cpu", lambda *args: {"seconds": 1.0, "equal": True})
-    monkeypatch.setattr(bench, "on_gpu", lambda *args: None)
     monkeypatch.setattr(bench, "against_simulator", lambda n, d, repeats: n)
     assert [bench.run(n, 2, 1)["simulator"] for n in (None, 100, 300)] == [256, 100, 256]
 
@@ -76,7 +76,6 @@ def test_a_simulator_that_fails_is_one_line(capsys, monkeypatch):
 def test_a_bill_that_is_not_as_predicted_is_said_and_fails(capsys, monkeypatch):
     wrong = {"seconds": 1.0, "equal": False}
     monkeypatch.setattr(bench, "on_cpu", lambda *args: dict(wrong))
-    monkeypatch.setattr(bench, "on_gpu", lambda *args: None)
     assert cli.main(["bench", "--n", "4", "--d", "3", "--repeats", "1", "--skip-simulator"]) == 1
     assert "PREDICTED AND COUNTED DIFFER: naive, tiled" in " ".join(capsys.readouterr().out.split())
 
@@ -102,38 +101,15 @@ def test_numpy_attention_is_attention():
 
 
 def test_the_median_leaves_out_the_first_call(monkeypatch):
-    clock = iter([0, 5, 10, 11, 20, 23])
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    clock = iter([10, 11, 20, 23, 30, 35])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     calls = []
     assert bench.median_seconds(lambda: calls.append(1), 3) == 3
     assert len(calls) == 4
 
 
-def test_events_bracket_the_work(monkeypatch):
-    from numba import cuda
-
-    log = []
-
-    def event():
-        return types.SimpleNamespace(record=lambda: log.append("record"), synchronize=lambda: log.append("wait"))
-
-    monkeypatch.setattr(cuda, "event", event)
-    monkeypatch.setattr(cuda, "synchronize", lambda: log.append("idle"))
-    monkeypatch.setattr(cuda, "event_elapsed_time", lambda start, stop: 2000.0)
-    assert bench.median_event_seconds(lambda: log.append("work"), 2) == 2
-    assert log == ["work", "idle", *["record", "work", "record", "wait"] * 2]
-
-
-def test_figures_of_a_gpu_are_printed():
-    times = {"seconds": 0.002, "counted_seconds": 0.013, "overhead": 6.5}
-    figures = bench.run(4, 3, 1, simulator=False) | {"gpu": {"n": 4096, "stages": {"naive": times, "tiled": times}}}
-    text = "\n".join(report.to_text(part) for part in bench.page(figures))
-    assert "GPU, N = 4,096" in text
-    assert text.splitlines()[-1].split() == ["tiled", "2", "13", "6.5"]
-
-
-@pytest.mark.skipif(device().name != "gpu", reason="needs a GPU")
-def test_a_gpu_is_measured():
-    figures = bench.on_gpu(64, 16, 2)
-    assert figures["n"] == 64
-    assert list(figures["stages"]) == list(STAGES)
+@pytest.mark.parametrize("flag", ["--pass decode", "--heads 2", "--batch 2", "--causal", "--stages flash2 naive"])
+def test_a_flag_for_a_gpu_is_refused(capsys, flag):
+    assert cli.main(["bench", *flag.split()]) == 2
+    name = flag.split()[0]
+    assert f"{name} is for a GPU, and kernels run on the CPU here: asked for by" in capsys.readouterr().err

@@ -1,9 +1,8 @@
-"""How fast the engines are: the compiled CPU engine against NumPy and Numba's simulator, and counting on a GPU."""
+"""How fast the compiled CPU engine is, against NumPy and against Numba's simulator."""
 
 import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -12,25 +11,25 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from . import report
-from .attention import attention
-from .engine.launch import device, refuse_if_too_large, to_device
-from .errors import KernelError
-from .hbm.ledger import ledger
-from .hbm.predict import predict
-from .stages import STAGES
-from .testing import inputs
+from .. import report
+from ..attention import attention
+from ..engine.launch import refuse_if_too_large
+from ..errors import KernelError
+from ..hbm.ledger import ledger
+from ..hbm.predict import predict
+from ..stages import STAGES
+from ..testing import inputs
+from ..timing import interleaved, spread, wall_seconds
 
-N, GPU_N, SIMULATOR_N = 1024, 4096, 256
+N, SIMULATOR_N = 1024, 256
 
 
 def run(n=None, d=64, repeats=5, simulator=True):
-    """Measure all that this machine can -> figures, seconds everywhere; "simulator" and "gpu" are None where left out.
+    """Measure all that this machine can -> figures, seconds everywhere; "simulator" is None where it is left out.
 
-    Each time is the median of `repeats` runs after one that compiles. n: by default 1024 on the CPU and 4096 on a GPU;
-    the simulator runs at 256 or n, whichever is less, and once.
+    Each time is the median of `repeats` runs after one that compiles. n: by default 1024; the simulator runs at 256 or
+    n, whichever is less, and once.
     """
-    place = device().name
     q, k, v = inputs((n or N, d), (n or N, d))
     refuse_if_too_large(3 * 4 * q.shape[0] ** 2, f"attention in NumPy, N = {q.shape[0]:,},", "cpu")
     with report.progress("NumPy and the CPU engine", len(STAGES) + 1) as advance:
@@ -43,6 +42,7 @@ def run(n=None, d=64, repeats=5, simulator=True):
             advance()
     versions = {"python": platform.python_version(), "numba": numba.__version__, "numpy": np.__version__}
     return {
+        "device": "cpu",
         "n": n or N,
         "d": d,
         "heads": 1,
@@ -53,19 +53,12 @@ def run(n=None, d=64, repeats=5, simulator=True):
         "numpy": {"seconds": numpy_seconds},
         "cpu": cpu,
         "simulator": against_simulator(min(n or N, SIMULATOR_N), d, repeats) if simulator else None,
-        "gpu": on_gpu(n or GPU_N, d, repeats) if place == "gpu" else None,
     }
 
 
 def median_seconds(work, repeats):
     """The median time of `work()`, after one call that is not timed."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return spread(interleaved({"": work}, repeats, wall_seconds)[""])["median"]
 
 
 def numpy_attention(q, k, v):
@@ -94,11 +87,11 @@ def on_cpu(stage, q, k, v, repeats):
 
 def against_simulator(n, d, repeats):
     """The stage naive on Numba's own simulator, in a process that has it, and on the CPU engine."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     paths = filter(None, (str(package.parent), os.environ.get("PYTHONPATH")))
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("NUMBA_FLASH_DEVICE", None)
-    command = [sys.executable, "-c", f"from numba_flash import bench; print(bench.simulated_seconds({n}, {d}))"]
+    command = [sys.executable, "-c", f"from numba_flash.bench import cpu; print(cpu.simulated_seconds({n}, {d}))"]
     with report.progress(f"naive on Numba's simulator, N = {n}"):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -110,51 +103,13 @@ def against_simulator(n, d, repeats):
 
 def simulated_seconds(n, d):
     """Time of the stage naive as Numba's simulator runs it, nothing counted. For a process of its own."""
-    from .stages import naive
+    from ..stages import naive
 
     naive.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
     Q, K, V = (x[None] for x in inputs((n, d), (n, d)))
     begin = time.perf_counter()
     naive.forward(Q, K, V, np.float32(1 / math.sqrt(d)))
     return time.perf_counter() - begin
-
-
-# --- the GPU ----------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(n, d, repeats):
-    """Each stage on the GPU, plain and counted, timed by CUDA events. Inputs and output stay in GPU memory."""
-    q, k, v = (to_device(x, "gpu") for x in inputs((n, d), (n, d)))
-
-    def plain(stage):
-        attention(q, k, v, stage=stage, device="gpu")
-
-    def counted(stage):
-        with ledger():
-            plain(stage)
-
-    figures = {"n": n, "stages": {}}
-    for stage in STAGES:
-        before, after = (median_event_seconds(lambda: how(stage), repeats) for how in (plain, counted))  # noqa: B023
-        figures["stages"][stage] = {"seconds": before, "counted_seconds": after, "overhead": after / before}
-    return figures
-
-
-def median_event_seconds(work, repeats):
-    """The median time between two events around `work()` on the GPU, after one call that is not timed."""
-    from numba import cuda
-
-    work()
-    cuda.synchronize()
-    seconds = []
-    for _ in range(repeats):
-        start, stop = cuda.event(), cuda.event()
-        start.record()
-        work()
-        stop.record()
-        stop.synchronize()
-        seconds.append(cuda.event_elapsed_time(start, stop) / 1000)
-    return statistics.median(seconds)
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -181,9 +136,7 @@ def page(figures):
         )
         yield ""
         yield report.prose(f"The CPU engine is {sim['times_faster']:,.0f} times as fast as the simulator.")
-    if gpu := figures["gpu"]:
-        rows = [
-            [stage, 1000 * times["seconds"], 1000 * times["counted_seconds"], times["overhead"]]
-            for stage, times in gpu["stages"].items()
-        ]
-        yield report.table([f"GPU, N = {gpu['n']:,}", "plain, ms", "counted, ms", "counted / plain"], rows)
+    yield report.prose(
+        "On a GPU, this command times all stages, forward, backward and decoding, beside torch's "
+        "scaled_dot_product_attention, and what counting costs. `python -m numba_flash doctor` says what is missing."
+    )
