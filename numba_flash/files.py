@@ -11,7 +11,7 @@ def write_text(path, text):
 
 
 def write_bytes(path, data):
-    """Write a file beside its place, then put it there. An OSError says which file it is, also where the disk is full."""
+    """Write a file beside its place, then put it there. An OSError names the file, also where the disk is full."""
     try:
         file = Path(path).resolve()
         if file.exists() and not file.is_file():  # a pipe, a device

@@ -8,7 +8,6 @@ from functools import cache, partial
 
 import numpy as np
 
-from .. import report
 from ..attention import attention, attention_backward
 from ..blocks import fitting_blocks
 from ..engine.launch import backend, device, free_bytes, to_device
@@ -24,6 +23,7 @@ from .memory import GIVEN, elements, stored
 FLOAT32 = 4  # bytes
 REPEATS = 5
 MOST = 1e13  # floating-point operations of a pass on a GPU: naive takes some ten seconds
+PLACES = {"gpu": "the GPU", "cpu": "the CPU engine", "sim": "the CPU engine"}  # Numba's simulator would take hours
 PASSES = {"forward": "forward", "both": "forward and backward"}
 
 
@@ -36,13 +36,22 @@ def count(stage, *, n, d, direction="forward", blocks=None, deterministic=True):
 
     direction: "forward" or "both". The figures are elements; "diff" says where they differ.
     """
-    place = "gpu" if device().name == "gpu" else "cpu"  # Numba's simulator would take hours
+    place = "gpu" if device().name == "gpu" else "cpu"
     how = {"direction": direction, "blocks": blocks}
     predicted = predict(stage, n=n, d=d, deterministic=deterministic, **how)
     with ledger() as counted:
         work(stage, inputs((n, d), (n, d)), place, deterministic=deterministic, **how)()
     sums = {"predicted": predicted.elements, "counted": counted.elements}
     return {"n": n, "d": d, **sums, "diff": counted.diff(predicted), "equal": counted == predicted}
+
+
+def verdict(counted):
+    """Whether what was counted is what was predicted, in a sentence."""
+    wrong = {name: row["diff"] for name, row in counted.items() if not row["equal"]}
+    if not wrong:
+        return "Predicted and counted are equal, tensor by tensor."
+    lines = [f"    {name}: {line}" for name, diff in wrong.items() for line in diff]
+    return "\n".join(["PREDICTED AND COUNTED DIFFER:", *lines])
 
 
 def work(stage, given, place, *, direction, blocks=None, deterministic=True):

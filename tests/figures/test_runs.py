@@ -1,4 +1,4 @@
-"""What figures run: counts of one head; on a GPU, which is played here, times and DRAM, or a sentence that says why not."""
+"""What figures run: counts of one head; on a GPU, played here, times and DRAM, or why not."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from numba_flash import __main__ as cli
 from numba_flash import testing
 from numba_flash.engine.launch import Device
 from numba_flash.errors import KernelError, OutOfMemory
-from numba_flash.figures import runs
+from numba_flash.figures import common, runs
 from numba_flash.hbm import profiler
 from numba_flash.stages import STAGES
 
@@ -25,11 +25,11 @@ PASSES = {
 def gpu(monkeypatch):
     """The figures believe in a GPU with some free memory; kernels run on the CPU engine, and a clock is faked."""
     monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
-    monkeypatch.setattr(runs, "device", lambda name=None: Device("gpu", "believed"))
+    monkeypatch.setattr(runs, "place", lambda: "gpu")
     work = runs.work
-    monkeypatch.setattr(runs, "work", lambda stage, given, place, **how: work(stage, given, "cpu", **how))
-    monkeypatch.setattr(runs, "to_device", lambda x, place: x)
-    monkeypatch.setattr(runs, "free_bytes", lambda place: runs.free)
+    monkeypatch.setattr(runs, "work", lambda stage, given, device, **how: work(stage, given, "cpu", **how))
+    monkeypatch.setattr(runs, "to_device", lambda x, device: x)
+    monkeypatch.setattr(runs, "free_bytes", lambda device: runs.free)
     monkeypatch.setattr(runs, "free", 10**9, raising=False)
     monkeypatch.setattr(runs, "gpu_name", lambda: "H0")
     monkeypatch.setattr(runs, "flush", lambda: None)
@@ -67,12 +67,10 @@ def test_a_bill_that_differs_is_not_equal_and_says_where(monkeypatch):
     assert any(line.startswith("flash2: Q loads") for line in found["diff"])
 
 
-def test_nothing_is_counted_on_the_simulator(monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "device", lambda name=None: Device("sim", "set"))
-    monkeypatch.setattr(runs, "attention", lambda *args, device, **how: asked.append(device))
-    runs.count.__wrapped__("flash2", n=4, d=4)
-    assert asked == ["cpu"]
+@pytest.mark.parametrize("name", ["gpu", "cpu", "sim"])
+def test_nothing_runs_on_the_simulator(monkeypatch, name):
+    monkeypatch.setattr(common, "device", lambda: Device(name, "set"))
+    assert common.place() == ("gpu" if name == "gpu" else "cpu")
 
 
 # --- timed ------------------------------------------------------------------------------------------------------------
@@ -118,9 +116,7 @@ def test_what_does_not_fit_is_left_out_with_a_size_that_fits(gpu):
     found = runs.times(SIZES, PASSES)
     assert list(found["seconds"]) == ["flash2"]
     # Q, K, V, dO and O: 5 · 32 · 8, S and P: 2 · 32², for 6 heads of 4 bytes
-    assert found["why"]["naive"] == (
-        "naive, forward, needs 79,872 B of GPU memory; 60,000 B are free: --batch 1 fits"
-    )
+    assert found["why"]["naive"] == ("naive, forward, needs 79,872 B of GPU memory; 60,000 B are free: --batch 1 fits")
     assert "naive, forward and backward, needs" in found["why"]["naive, both"]
 
 
@@ -188,7 +184,7 @@ def test_dram_of_each_stage(gpu):
     gpu.setattr(profiler, "measure", measure)
     found = runs.dram(SIZES, ["naive", "flash2"])
     assert found["why"] == {}
-    assert found["bytes"]["naive"] == {"read": 300, "written": 30, "kernels": {k: 110 for k in asked[0][1]}}
+    assert found["bytes"]["naive"] == {"read": 300, "written": 30, "kernels": dict.fromkeys(asked[0][1], 110)}
     assert found["bytes"]["flash2"] == {"read": 100, "written": 10, "kernels": {"flash2": 110}}
     assert [launches for _, launches in asked] == [["scores", "softmax", "output"], ["flash2"]]
 
@@ -198,7 +194,8 @@ def test_the_process_under_ncu_runs_the_forward_pass_of_the_figure(gpu):
     with nf.ledger() as bill:
         assert profiler.main(profiler.to_arguments(flags)) == 0
     assert bill == nf.predict("tiled", **SIZES)
-    theirs = cli.make_parser().parse_args(["bill", "--stage", "tiled", *"--n 32 --d 8 --heads 2 --batch 3".split()])
+    line = "bill --stage tiled --n 32 --d 8 --heads 2 --batch 3"
+    theirs = cli.make_parser().parse_args(line.split())
     for name in profiler.NOT_PASSED:
         delattr(theirs, name)
     assert flags == argparse.Namespace(**vars(theirs))
