@@ -5,12 +5,11 @@ from itertools import pairwise, product
 
 from .. import report
 from ..blocks import Blocks, choose_blocks, tiles
-from ..engine.launch import device
 from ..engine.model import DYNAMIC_SHARED, STATIC_SHARED, THREADS
 from ..hbm.predict import algorithm0, flops, predict
 from ..stages import STAGES
 from . import canvas, runs
-from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out
+from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out, place
 
 TITLE = "Figure 2 (left): a training step, its FLOPs and HBM traffic"
 PAPER = GPT2_MEDIUM  # forward and backward, fp16, on an A100
@@ -52,7 +51,7 @@ def compute(*, n, d, heads, batch, run=True, measure=False):
     figures |= {"pass_bytes": {"N²": unit * n, "Nd": unit * d}, "product_flops": 2 * heads * batch * n * n * d}
     figures |= {"ideal": ideal, "stages": {name: stage(sizes, *variant) for name, variant in VARIANTS.items()}}
     counted = counts(n, d) if run else None
-    figures |= {"best": best, "device": device().name if run else None, "counted": counted}
+    figures |= {"best": best, "device": place() if run else None, "counted": counted}
     figures |= {"equal": all(row["equal"] for row in counted.values()) if run else None}
     float32 = {name: predict(name, **sizes).total_bytes for name in STAGES if figures["stages"][name]}
     figures |= {"float32_bytes": float32, "measured": runs.dram(sizes, float32) if measure else None}

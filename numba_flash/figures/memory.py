@@ -12,7 +12,7 @@ from ..hbm.predict import kept, predict
 from ..stages import LADDER
 from ..testing import inputs
 from . import canvas
-from .common import ITEMSIZE, aligned, chart, heads_and_batch, left_out, slope
+from .common import ITEMSIZE, aligned, chart, heads_and_batch, left_out, place, slope
 
 TITLE = "Table 21: the memory of a training step against N"
 PAPER = {"n": 65_536, "d": 64, "heads": 8, "batch": 16}  # fp16, on an A100 with 40 GB; n is the largest of the table
@@ -87,10 +87,8 @@ def compute(*, n, d, heads, batch, run=True, measure=False):
     runs = {stage: step(stage, min(n, RUN["n"]), min(d, RUN["d"])) for stage in LADDER} if run else None
     paper = {name: {str(N): mb for N, mb in row.items()} for name, row in MEASURED.items()} if sizes == PAPER else None
     figures = {"figure": "memory", **sizes, "itemsize": ITEMSIZE, "lengths": lengths, "paper": paper, "stages": stages}
-    return figures | {
-        "runs": runs,
-        "equal": all(r["predicted"] == r["allocated"] for r in runs.values()) if run else None,
-    }
+    equal = all(r["predicted"] == r["allocated"] for r in runs.values()) if run else None
+    return figures | {"runs": runs, "equal": equal}
 
 
 @cache
@@ -99,7 +97,7 @@ def step(stage, n, d):
     q, k, v = inputs((n, d), (n, d))
     dout = np.random.default_rng(1).standard_normal((n, d), np.float32)
     with allocations() as arrays:
-        attention_backward(q, k, v, dout, stage=stage)
+        attention_backward(q, k, v, dout, stage=stage, device=place())
     tensors = made(stage)
     predicted = sum(elements(tensor, n, d) for tensor in tensors)
     return {

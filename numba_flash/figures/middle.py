@@ -2,11 +2,10 @@
 
 from .. import report
 from ..blocks import check_blocks, choose_blocks, tiles
-from ..engine.launch import device
 from ..engine.model import STATIC_SHARED
 from ..hbm.predict import predict
 from . import canvas, runs
-from .common import GPT2_MEDIUM, ITEMSIZE, aligned, chart, heads_and_batch, left_out, slope
+from .common import GPT2_MEDIUM, ITEMSIZE, aligned, chart, heads_and_batch, left_out, place, slope
 
 TITLE = "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"
 PAPER = GPT2_MEDIUM  # forward, fp16, on an A100
@@ -76,7 +75,7 @@ def compute(*, n, d, heads, batch, run=True, measure=False):
     counted = {Bc: count(n, d, row["Bc"]) for Bc, row in ours.items()} if run else None
     compared = [bars] * bool(paper) + [row["equal"] for row in (counted or {}).values()]
     figures |= {"equal_bars": bars, "equal": all(compared) if compared else None, "theorem2": theorem2()}
-    figures |= {"device": device().name if run else None, "counted": counted}
+    figures |= {"device": place() if run else None, "counted": counted}
     return figures | {"times": times(configuration) if run else None}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..attention import attention, attention_backward
 from ..blocks import fitting_blocks
-from ..engine.launch import backend, device, free_bytes, to_device
+from ..engine.launch import backend, free_bytes, to_device
 from ..engine.model import GRID_YZ
 from ..errors import KernelError
 from ..hbm import profiler
@@ -18,12 +18,13 @@ from ..hbm.ledger import ledger
 from ..hbm.predict import flops, predict
 from ..testing import inputs
 from ..timing import interleaved, spread
+from .common import place
 from .memory import GIVEN, elements, stored
 
 FLOAT32 = 4  # bytes
 REPEATS = 5
 MOST = 1e13  # floating-point operations of a pass on a GPU: naive takes some ten seconds
-PLACES = {"gpu": "the GPU", "cpu": "the CPU engine", "sim": "the CPU engine"}  # Numba's simulator would take hours
+PLACES = {"gpu": "the GPU", "cpu": "the CPU engine"}
 PASSES = {"forward": "forward", "both": "forward and backward"}
 
 
@@ -36,11 +37,10 @@ def count(stage, *, n, d, direction="forward", blocks=None, deterministic=True):
 
     direction: "forward" or "both". The figures are elements; "diff" says where they differ.
     """
-    place = "gpu" if device().name == "gpu" else "cpu"
     how = {"direction": direction, "blocks": blocks}
     predicted = predict(stage, n=n, d=d, deterministic=deterministic, **how)
     with ledger() as counted:
-        work(stage, inputs((n, d), (n, d)), place, deterministic=deterministic, **how)()
+        work(stage, inputs((n, d), (n, d)), place(), deterministic=deterministic, **how)()
     sums = {"predicted": predicted.elements, "counted": counted.elements}
     return {"n": n, "d": d, **sums, "diff": counted.diff(predicted), "equal": counted == predicted}
 
@@ -54,9 +54,9 @@ def verdict(counted):
     return "\n".join(["PREDICTED AND COUNTED DIFFER:", *lines])
 
 
-def work(stage, given, place, *, direction, blocks=None, deterministic=True):
+def work(stage, given, device, *, direction, blocks=None, deterministic=True):
     """A function that runs a pass on q, k, v and, in a training step, dout."""
-    how = {"stage": stage, "blocks": blocks, "device": place}
+    how = {"stage": stage, "blocks": blocks, "device": device}
     if direction == "forward":
         return partial(attention, *given[:3], **how)
     q, k, v, *dout = given
@@ -72,7 +72,7 @@ def times(sizes, passes):
 
     "seconds": name -> median, min and max of REPEATS runs, taken in turn; "why": what is not there, in a sentence.
     """
-    if device().name != "gpu":
+    if place() != "gpu":
         return None
     why = {name: refusal(sizes, **how) for name, how in passes.items()}
     works, seconds = {}, {}
@@ -82,7 +82,7 @@ def times(sizes, passes):
             q, k, v = inputs(shape, shape)
             given = [to_device(x, "gpu") for x in (q, k, v, np.random.default_rng(1).standard_normal(shape, q.dtype))]
         for name in [name for name in passes if not why[name]]:
-            one = work(given=given, place="gpu", **passes[name])
+            one = work(given=given, device="gpu", **passes[name])
             try:
                 one()  # compiles
                 flush()
