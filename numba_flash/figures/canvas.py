@@ -69,7 +69,7 @@ def bars(axes, groups, series, **labels):
         there = {group: value for group, value in enumerate(values) if value is not None}
         places, heights = [group + (at - (len(series) - 1) / 2) * wide for group in there], list(there.values())
         drawn = axes.bar(places, heights, 0.94 * wide, label=name, linewidth=0.8, **look)
-        axes.bar_label(drawn, list(map(short, heights)), padding=2, fontsize=11)
+        axes.bar_label(drawn, list(map(short, heights)), padding=2, fontsize=10)
     axes.set_xticks(range(len(groups)), groups)
     axes.margins(y=0.12)
     axes.set(**labels)

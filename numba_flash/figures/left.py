@@ -344,7 +344,7 @@ def hardware_page(figures):
     yield report.prose(" ".join([*lines, *falls("The time of the forward pass", forward, "{:.3g} ms".format)]))
     for what, why in (("Not timed", times["why"]), ("DRAM not measured", measured["why"])):
         for reason in dict.fromkeys(why.values()):
-            yield report.prose(f"{what}: {', '.join(name for name in why if why[name] == reason)}. {reason}.")
+            yield report.prose(f"{what}: {', '.join(name for name in why if why[name] == reason)}.\n    {reason}")
 
 
 def falls(what, values, number):

@@ -170,9 +170,8 @@ def bars(figures):
     if not paper:
         yield left_out("bars", PAPER)
         return
-    verdict = (
-        "equal the paper's bars in all digits it prints" if figures["equal_bars"] else "DIFFER FROM THE PAPER'S BARS"
-    )
+    equal = figures["equal_bars"]
+    verdict = "equal the paper's bars in all digits it prints" if equal else "DIFFER FROM THE PAPER'S BARS"
     first, last = (paper[Bc]["gb"] / paper[Bc]["ms"] for Bc in (min(paper, key=int), max(paper, key=int)))
     yield report.prose(f"""
         Ours {verdict}. The paper's times are measured on an A100, whose HBM moves 1.5 to 2.0 TB/s. Its GB over its ms
@@ -237,7 +236,7 @@ def times_page(figures):
     yield aligned(["Bc", "median", "least", "largest", *["paper"] * bool(paper)], rows)
     yield ""
     for Bc, why in times["why"].items():
-        yield report.prose(f"Bc = {Bc} is not timed: {why}.")
+        yield report.prose(f"Bc = {Bc} is not timed.\n    {why}")
 
 
 def theorem_page(theorem):
@@ -319,9 +318,8 @@ def plot(figures, on):
     """Bars of GB and ms for each block size, the paper's beside ours; the traffic against M, of Theorem 2."""
     paper, blocks, times = figures["paper"], figures["blocks"], figures["times"]
     timed = bool(times and times["seconds"])
-    axes = on.subplot_mosaic(
-        [["hbm", "hbm", *["time"] * (bool(paper) or timed)], ["theorem"] * (2 + (bool(paper) or timed))]
-    )
+    top = ["hbm"] * 4 + ["time"] * 3 * bool(paper or timed)
+    axes = on.subplot_mosaic([top, ["theorem"] * len(top)])
     sizes = "N = {n:,}, d = {d:,}, ".format(**figures) + heads_and_batch(figures)
     on.suptitle(f"{TITLE}\n{sizes}, forward, fp16")
     series = {"paper": ([bar["gb"] for bar in paper.values()], canvas.PAPER)} if paper else {}
@@ -337,7 +335,7 @@ def plot(figures, on):
     if series:
         labels = {"xlabel": "block size Bc (keys)", "title": "Time of the forward pass", "ylabel": "ms"}
         canvas.bars(axes["time"], list(blocks), series, **labels)
-        axes["time"].legend()
+        axes["time"].legend(loc="upper right")
     theorem = figures["theorem2"]
     for at, d in enumerate(sorted({p["d"] for p in theorem["points"]})):
         points = [(p["M"], p["all"]) for p in theorem["points"] if p["d"] == d]

@@ -136,7 +136,7 @@ def flush():
     """Give memory that is no longer used back to the driver."""
     from numba import cuda
 
-    cuda.current_context().deallocations.clear()
+    cuda.current_context().memory_manager.deallocations.clear()
 
 
 def refusal(sizes, stage, direction, blocks=None, deterministic=True):

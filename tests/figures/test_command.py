@@ -9,7 +9,7 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import report
-from numba_flash.figures import FIGURES, left, memory, middle
+from numba_flash.figures import FIGURES, canvas, left, memory, middle
 
 from ..test_main import command
 from .test_canvas import has_matplotlib
@@ -124,7 +124,7 @@ def test_all_fails_where_one_does(run, monkeypatch):
     assert run(f"all {TINY}")[0] == 1
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ["left", "middle", "memory"])
 @pytest.mark.parametrize("sizes", ["", TINY])
 def test_rows_are_numbers_with_what_they_are_about(run, tmp_path, name, sizes):
     file = tmp_path / "figure.csv"
@@ -153,6 +153,13 @@ def test_the_rows_of_all_in_one_file(run, tmp_path):
     assert list(dict.fromkeys(row["figure"] for row in rows)) == list(FIGURES)
     (counted,) = [row["value"] for row in rows if (row["source"], row["name"]) == ("counted", "flash2")]
     assert int(counted) == nf.predict("flash2", n=16, d=4, direction="both").elements
+
+
+def test_where_json_is_printed_nothing_else_is(run, tmp_path):
+    status, out, err = run(f"left {TINY} --json --csv {tmp_path}/left.csv")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["figure"] == "left"
+    assert (tmp_path / "left.csv").exists()
 
 
 def test_measure_is_for_the_figures_that_do(run):
@@ -195,11 +202,11 @@ def test_the_pictures_of_all(run, tmp_path):
 
 
 @has_matplotlib
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ["left", "middle", "memory"])
 def test_a_picture_has_a_title_units_and_the_papers_bars_beside_ours(name):
     from matplotlib.figure import Figure
 
-    on = Figure(layout="constrained")
+    on = Figure(figsize=canvas.SLIDE, layout="constrained")
     figure = FIGURES[name]
     figure.plot(figure.compute(**figure.PAPER, run=False), on)
     assert figure.TITLE in on.get_suptitle()
@@ -213,7 +220,7 @@ def test_a_picture_has_a_title_units_and_the_papers_bars_beside_ours(name):
 def test_the_bars_are_the_papers_and_ours():
     from matplotlib.figure import Figure
 
-    on = Figure(layout="constrained")
+    on = Figure(figsize=canvas.SLIDE, layout="constrained")
     found = left.compute(**left.PAPER, run=False)
     left.plot(found, on)
     heights = [[bar.get_height() for bar in bars] for axes in on.axes for bars in axes.containers]
@@ -236,7 +243,7 @@ def test_times_are_drawn_where_there_are_some(tmp_path):
     for figure, seconds in ((left, {"naive both": spread, "flash2 forward": spread}), (middle, {"64": spread})):
         for paper in (True, False):
             found = figure.compute(**figure.PAPER | ({} if paper else {"n": 100}), run=False)
-            on = Figure(layout="constrained")
+            on = Figure(figsize=canvas.SLIDE, layout="constrained")
             figure.plot(found | {"times": times | {"seconds": seconds}}, on)
             on.savefig(tmp_path / "a.svg")
             assert any("H0" in axes.get_title() + str(axes.get_legend_handles_labels()[1]) for axes in on.axes)

@@ -291,7 +291,7 @@ def test_the_gpus_page(run, gpu):
     assert "DRAM bytes: not less in online_softmax, 20.0 GB, than in tiled, 20.0 GB." in out
     assert "The time of the forward pass: not less in register_tiled, 33.5 ms, than in flash2, 30 ms." in out
     assert "Predicted bytes: not less in register_tiled" in out
-    assert "Not timed: naive forward, naive both. it needs 9 B; 7 B are free: --batch 2 fits." in out
+    assert "Not timed: naive forward, naive both. it needs 9 B; 7 B are free: --batch 2 fits" in out
 
 
 def test_what_is_asked_of_the_gpu(run, gpu):

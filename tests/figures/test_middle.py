@@ -105,7 +105,7 @@ def test_blocks_that_fit_are_timed_beside_the_paper(run, monkeypatch):
     lines = [line.split() for line in out.splitlines()]
     assert ["64", "12.30", "12.00", "20.00", "8.60"] in lines
     assert ["512", "-", "-", "-", "3.20"] in lines
-    assert "Bc = 512 is not timed: 512 keys are too many." in out
+    assert " Bc = 512 is not timed.\n     512 keys are too many\n" in out
     assert "in float32 on H0, all heads, in ms" in " ".join(out.split())
 
 
