@@ -32,7 +32,6 @@ from . import (
     reference,
     report,
 )
-from . import figures as paper
 from . import testing as exactness
 from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
 from .checks import DTYPES
@@ -40,11 +39,11 @@ from .course import check, exam, lab
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
+from .figures import command as paper
 from .hbm import profiler
 from .hbm.predict import DIRECTIONS, algorithm0, kept
 
 PROGRAM = "python -m numba_flash"
-SIZES = ("n", "d", "heads", "batch")  # of a figure
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
 
 
@@ -114,19 +113,7 @@ def make_parser():
     sub.add_argument("--measure", action="store_true", help=what)
     output.add_json(sub)
 
-    sub = command("figures", draw, "compute a figure of the paper, or list those there are")
-    names = f"one of: {', '.join(paper.FIGURES)}"
-    sub.add_argument("figure", nargs="?", choices=paper.FIGURES, metavar="NAME", help=names)
-    for flag, most, meaning in (
-        ("n", 10**8, "N, the number of queries and of keys; the largest where a figure has several"),
-        ("d", 10**4, "d, the number of columns of a head"),
-        ("heads", 10**4, "number of heads"),
-        ("batch", 10**4, "size of the batch"),
-    ):
-        theirs = ", ".join(f"{figure.PAPER[flag]} in {name}" for name, figure in paper.FIGURES.items())
-        meaning = f"{meaning} (default: the paper's, {theirs})"
-        sub.add_argument(f"--{flag}", type=number(1, most), metavar=flag[0].upper(), help=meaning)
-    output.add_json(sub)
+    paper.add_command(command)
 
     sub = command("doctor", examine, "look at this machine: what kernels run on, and what is in their way")
     sub.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels instead")
@@ -373,25 +360,6 @@ def errors(flags, out, q, k, v, scale, place):
         return error, None, derived
     limit = exactness.bound(largest, own, q.dtype, max_score=max_score, n_k=k.shape[2])
     return error, own if single else None, limit
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
-def draw(flags):
-    if not flags.figure:
-        first = next(iter(paper.FIGURES))
-        if given := [name for name in SIZES if getattr(flags, name) is not None]:
-            raise ValueError(f"--{given[0]} is for a figure: name one, for example figures {first}")
-        titles = {name: figure.TITLE for name, figure in paper.FIGURES.items()}
-        how = f"Print one by its name:\n   {PROGRAM} figures {first}"
-        output.show([report.table(["name", "figure"], list(titles.items())), "", report.prose(how)], titles, flags.json)
-        return 0
-    figure = paper.FIGURES[flags.figure]
-    sizes = {name: figure.PAPER[name] if getattr(flags, name) is None else getattr(flags, name) for name in SIZES}
-    figures = figure.compute(**sizes)
-    output.show(figure.page(figures), figures, flags.json)
-    return 1 if figures.get("equal") is False else 0
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------

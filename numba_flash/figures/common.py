@@ -4,9 +4,15 @@ import math
 from statistics import linear_regression
 
 from .. import report
+from ..engine.launch import device
 
 GPT2_MEDIUM = {"n": 1024, "d": 64, "heads": 16, "batch": 64}  # Figure 2, left and middle
 ITEMSIZE = 2  # bytes of an element in half precision, which the paper measures in
+
+
+def place():
+    """What figures run kernels on: the GPU, or else the CPU engine, since Numba's simulator would take hours."""
+    return "gpu" if device().name == "gpu" else "cpu"
 
 
 def slope(points):

@@ -1,14 +1,15 @@
 """Figure 2 (left) of the paper: FLOPs and HBM traffic of a training step, forward and backward pass together."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 from .. import report
 from ..blocks import Blocks, choose_blocks, tiles
 from ..engine.model import DYNAMIC_SHARED, STATIC_SHARED, THREADS
 from ..hbm.predict import algorithm0, flops, predict
-from ..stages import LADDER
-from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out
+from ..stages import STAGES
+from . import canvas, runs
+from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out, place
 
 TITLE = "Figure 2 (left): a training step, its FLOPs and HBM traffic"
 PAPER = GPT2_MEDIUM  # forward and backward, fp16, on an A100
@@ -17,16 +18,24 @@ MEASURED = {  # the table of Figure 2 (left)
     "flash": {"gflop": 75.2, "gb": 4.4, "ms": 7.3},
 }
 
-VARIANTS = {name: (name, True) for name in LADDER} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
+MEASURES = True
+RUN = {"n": 1024, "d": 64}  # at most, where a head is counted: 15 s on two cores
+
+VARIANTS = {name: (name, True) for name in STAGES} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
 STEP = 16  # tiles are tried in multiples of it
-FLOAT32 = 4  # bytes
+FLOAT32 = runs.FLOAT32
+STANDARD = "Algorithms 0 and 3"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def compute(*, n, d, heads, batch):
+def compute(*, n, d, heads, batch, run=True, measure=False):
     """Figure 2 (left) -> figures. Bytes are of all heads, 2 an element.
+
+    run: count a training step of one head of each stage; "equal" is whether the counts are the predictions, None where
+    nothing is run. On a GPU, time the stages at the sizes of the figure, too. measure: what DRAM moved in their forward
+    pass there, with ncu.
 
     "stages" are in the tiles in which they run here, None where no tiles fit; "best" is flash2 in the tiles of half
     precision that move least, None where none fit. "paper" is None where the configuration is not the paper's.
@@ -41,7 +50,32 @@ def compute(*, n, d, heads, batch):
     figures = {"figure": "left", **sizes, "itemsize": ITEMSIZE, "paper": MEASURED if sizes == PAPER else None}
     figures |= {"pass_bytes": {"N²": unit * n, "Nd": unit * d}, "product_flops": 2 * heads * batch * n * n * d}
     figures |= {"ideal": ideal, "stages": {name: stage(sizes, *variant) for name, variant in VARIANTS.items()}}
-    return figures | {"best": best}
+    counted = counts(n, d) if run else None
+    figures |= {"best": best, "device": place() if run else None, "counted": counted}
+    figures |= {"equal": all(row["equal"] for row in counted.values()) if run else None}
+    float32 = {name: predict(name, **sizes).total_bytes for name in STAGES if figures["stages"][name]}
+    figures |= {"float32_bytes": float32, "measured": runs.dram(sizes, float32) if measure else None}
+    return figures | {"times": times(sizes) if run else None}
+
+
+def counts(n, d):
+    with report.progress("counting a training step of each stage", len(VARIANTS)) as advance:
+        found = {}
+        for name, (stage, deterministic) in VARIANTS.items():
+            how = {"direction": "both", "deterministic": deterministic}
+            found[name] = runs.count(stage, n=min(n, RUN["n"]), d=min(d, RUN["d"]), **how)
+            advance()
+    return found
+
+
+def times(sizes):
+    """The forward pass and a training step of each stage -> what `runs.times` gives, by "STAGE forward" or both."""
+    passes = {}
+    for name, (stage, deterministic) in VARIANTS.items():
+        for direction in ("forward", "both") if deterministic else ("both",):
+            passes[f"{name} {direction}"] = {"stage": stage, "direction": direction, "deterministic": deterministic}
+    with report.progress("timing each stage"):
+        return runs.times(sizes, passes)
 
 
 def stage(sizes, name, deterministic):
@@ -99,7 +133,7 @@ def fitting(direction, n, d, itemsize):
 
 def page(figures):
     """The figures of `compute` as report prints them."""
-    yield report.heading("Figure 2 (left)", "N = {n:,}, d = {d:,}, ".format(**figures) + heads_and_batch(figures))
+    yield report.heading("Figure 2 (left)", facts(figures))
     yield ""
     count = figures["heads"] * figures["batch"]
     yield report.prose(f"""
@@ -115,6 +149,14 @@ def page(figures):
     if figures["paper"] and best:
         yield from difference(figures, best)
     yield from work_page(figures)
+    if figures["counted"]:
+        yield from counted_page(figures)
+    if figures["times"]:
+        yield from hardware_page(figures)
+
+
+def facts(figures):
+    return "N = {n:,}, d = {d:,}, ".format(**figures) + heads_and_batch(figures)
 
 
 def size(number):
@@ -135,7 +177,7 @@ def headline(figures, best):
             rows.append([f"paper, {name}", row["gflop"], f"{row['gb']} GB", row["ms"]])
         more, moved, time = flash["gflop"] / standard["gflop"], *(standard[x] / flash[x] for x in ("gb", "ms"))
         rows.append(["", f"x {more:.2f}", f"/ {moved:.1f}", f"/ {time:.1f}"])
-    rows.append(["ours, Algorithms 0 and 3", gflop(stages["naive"]["flops"]), size(figures["ideal"]["both"]), "-"])
+    rows.append([f"ours, {STANDARD}", gflop(stages["naive"]["flops"]), size(figures["ideal"]["both"]), "-"])
     if best:
         rows.append(["ours, flash2", gflop(best["flops"]), size(best["bytes"]), "-"])
         more, less = best["flops"] / stages["naive"]["flops"], figures["ideal"]["both"] / best["bytes"]
@@ -157,7 +199,7 @@ def ladder(figures):
         float32. The backward pass finds what its stage keeps. `/ ideal` divides by Algorithms 0 and 3. `products` are
         matrix products of N × N × d; GFLOP counts all else too:
     """)
-    rows = [["Algorithms 0 and 3", *map(size, ideal.values()), "1.00", "-", "-"]]
+    rows = [[STANDARD, *map(size, ideal.values()), "1.00", "-", "-"]]
     for name, row in figures["stages"].items():
         if row is None:
             rows.append([name, *"------"])
@@ -255,3 +297,140 @@ def work_page(figures):
         both compute S and dP. That is the price of sums without atomics, which are the same in every run. With atomics
         one kernel does it all, with {products("flash2", False)} products.
     """)
+
+
+def counted_page(figures):
+    first = next(iter(figures["counted"].values()))
+    rows = [
+        [name, row["predicted"], row["counted"], row["counted"] - row["predicted"]]
+        for name, row in figures["counted"].items()
+    ]
+    yield report.heading("Counted", f"N = {first['n']:,}, d = {first['d']}, 1 head, float32, both passes")
+    yield ""
+    yield report.prose(f"""
+        What the threads of each stage requested in a training step of one head, in elements, as the kernels ran on
+        {runs.PLACES[figures["device"]]}:
+    """)
+    yield report.table(["stage", "predicted", "counted", "diff"], rows)
+    yield ""
+    yield report.prose(runs.verdict(figures["counted"]))
+
+
+def hardware_page(figures):
+    """The forward pass on the GPU, stage by stage in their order: DRAM and time, and where they do not fall."""
+    times, measured = figures["times"], figures["measured"] or {"bytes": {}, "why": {}}
+    ms = {name: {k: 1000 * s for k, s in spread.items()} for name, spread in times["seconds"].items()}
+    moved = {name: row["read"] + row["written"] for name, row in measured["bytes"].items()}
+    rows = []
+    for name, predicted in figures["float32_bytes"].items():
+        forward, both = ms.get(f"{name} forward"), ms.get(f"{name} both")
+        around = "{min:.3g} to {max:.3g}".format(**forward) if forward else "-"
+        dram = size(moved[name]) if name in moved else "-"
+        rows.append(
+            [name, size(predicted), dram, *(f"{x['median']:.3g}" if x else "-" for x in (forward, both)), around]
+        )
+    yield report.heading("On the GPU", f"{times['gpu']}, float32")
+    yield ""
+    yield report.prose("""
+        The stages in the order of the ladder, at the sizes of the figure. `predicted` is what the threads request in
+        the forward pass, of which caches answer a part; `DRAM` is what it read and wrote. `forward` and `step`, the
+        forward pass and a training step, are in ms, with memory allocated on the way: medians, and the least and
+        largest time of the forward pass.
+    """)
+    yield aligned(["stage", "predicted", "DRAM", "forward", "step", "forward, from to"], rows)
+    yield ""
+    forward = {name: ms[f"{name} forward"]["median"] for name in figures["float32_bytes"] if f"{name} forward" in ms}
+    lines = [*falls("Predicted bytes", figures["float32_bytes"], size), *falls("DRAM bytes", moved, size)]
+    yield report.prose(" ".join([*lines, *falls("The time of the forward pass", forward, "{:.3g} ms".format)]))
+    for what, why in (("Not timed", times["why"]), ("DRAM not measured", measured["why"])):
+        for reason in dict.fromkeys(why.values()):
+            yield report.prose(f"{what}: {', '.join(name for name in why if why[name] == reason)}.\n    {reason}")
+
+
+def falls(what, values, number):
+    """Sentences: whether a figure falls at every step of the ladder, or where it does not."""
+    steps = [(a, b) for a, b in pairwise(values) if values[b] >= values[a]]
+    if len(values) < 2:
+        return
+    if not steps:
+        yield f"{what}: less at every step."
+    for a, b in steps:
+        yield f"{what}: not less in {b}, {number(values[b])}, than in {a}, {number(values[a])}."
+
+
+# --- rows and picture -------------------------------------------------------------------------------------------------
+
+
+def rows(figures):
+    """The figures as rows, one number each."""
+    sizes = {name: figures[name] for name in PAPER}
+
+    def row(source, name, part, quantity, unit, value, **other):
+        about = {"source": source, "name": name, "pass": part, "quantity": quantity, "unit": unit, "value": value}
+        return about | sizes | {"bytes_per_element": figures["itemsize"]} | other
+
+    found = []
+    for name, paper in (figures["paper"] or {}).items():
+        for quantity, unit, key in (("work", "GFLOP", "gflop"), ("HBM", "GB", "gb"), ("time", "ms", "ms")):
+            found.append(row("paper", name, "both", quantity, unit, paper[key]))
+    for part, moved in figures["ideal"].items():
+        found.append(row("predicted", STANDARD, part, "HBM", "B", moved))
+    for name, ours in figures["stages"].items():
+        if ours:
+            found += [row("predicted", name, part, "HBM", "B", ours[part]) for part in figures["ideal"]]
+            found.append(row("predicted", name, "both", "work", "FLOP", ours["flops"]))
+    for name, best in figures["best"].items():
+        if best:
+            name = f"{name}, largest tiles"
+            found.append(row("predicted", name, "both", "HBM", "B", best["bytes"]))
+            found.append(row("predicted", name, "both", "work", "FLOP", best["flops"]))
+    in_float32 = {"bytes_per_element": FLOAT32}
+    for name, one in (figures["counted"] or {}).items():
+        alone = {"n": one["n"], "d": one["d"], "heads": 1, "batch": 1, **in_float32}
+        found.append(row("counted", name, "both", "HBM", "elements", one["counted"], **alone))
+    for name, moved in (figures["measured"] or {"bytes": {}})["bytes"].items():
+        for kind in ("read", "written"):
+            found.append(row("measured", name, "forward", f"DRAM {kind}", "B", moved[kind], **in_float32))
+    for name, spread in (figures["times"] or {"seconds": {}})["seconds"].items():
+        name, _, part = name.rpartition(" ")
+        for kind, seconds in spread.items():
+            found.append(row("timed", name, part, f"time, {kind}", "ms", 1000 * seconds, **in_float32))
+    return found
+
+
+def plot(figures, on):
+    """The paper's bars beside ours; below, the ladder, and its times where there are some."""
+    paper, stages, best = figures["paper"], figures["stages"], figures["best"]["flash2, 16 bits"]
+    seconds = (figures["times"] or {"seconds": {}})["seconds"]
+    top = ["work"] * 2 + ["hbm"] * 2 + ["time"] * 2 if paper else ["work"] * 3 + ["hbm"] * 3
+    axes = on.subplot_mosaic([top, ["ladder"] * 3 + ["times"] * 3 if seconds else ["ladder"] * 6])
+    on.suptitle(f"{TITLE}\n{facts(figures)}, fp16")
+    ours = {
+        "work": (stages["naive"]["flops"] / 1e9, best and best["flops"] / 1e9),
+        "hbm": (figures["ideal"]["both"] / 1e9, best and best["bytes"] / 1e9),
+    }
+    theirs = {part: [row[key] for row in (paper or {}).values()] for part, key in (("work", "gflop"), ("hbm", "gb"))}
+    for part, title, unit in (("work", "Floating-point operations", "GFLOP"), ("hbm", "HBM traffic", "GB")):
+        series = {"paper, measured": (theirs[part], canvas.PAPER)} if paper else {}
+        series["ours, predicted"] = (ours[part], canvas.OURS)
+        canvas.bars(axes[part], ["standard", "flash"], series, title=title, ylabel=unit)
+    axes["hbm"].legend()
+    if paper:
+        series = {"paper, A100": ([row["ms"] for row in paper.values()], canvas.PAPER)}
+        canvas.bars(axes["time"], ["standard", "flash"], series, title="Time on an A100", ylabel="ms")
+    ladder = {name: row for name, row in stages.items() if row}
+    labels = [name.replace(", ", ",\n").replace("_", "_\n") for name in ladder]
+    for at, part in enumerate(figures["ideal"]):
+        points = [row[part] / 1e9 for row in ladder.values()]
+        axes["ladder"].plot(labels, points, canvas.MARKERS[at], color=canvas.INKS[at], markersize=8, label=part)
+    axes["ladder"].axhline(figures["ideal"]["both"] / 1e9, color="black", linestyle="--", label=f"{STANDARD}, both")
+    axes["ladder"].set(yscale="log", ylabel="GB", title="The ladder: HBM traffic, predicted")
+    axes["ladder"].legend(ncols=2)
+    if seconds:
+        for at, part in ((0, "forward"), (2, "both")):
+            there = {name.rpartition(" ")[0]: row for name, row in seconds.items() if name.endswith(part)}
+            names = [label for label, name in zip(labels, ladder, strict=True) if name in there]
+            points = [1000 * row["median"] for row in there.values()]
+            axes["times"].plot(names, points, canvas.MARKERS[at], color=canvas.INKS[at], markersize=8, label=part)
+        axes["times"].set(yscale="log", ylabel="ms", title=f"The ladder in float32: time on {figures['times']['gpu']}")
+        axes["times"].legend()

@@ -11,7 +11,8 @@ from ..engine.memory import allocations
 from ..hbm.predict import kept, predict
 from ..stages import LADDER
 from ..testing import inputs
-from .common import ITEMSIZE, aligned, chart, heads_and_batch, left_out, slope
+from . import canvas
+from .common import ITEMSIZE, aligned, chart, heads_and_batch, left_out, place, slope
 
 TITLE = "Table 21: the memory of a training step against N"
 PAPER = {"n": 65_536, "d": 64, "heads": 8, "batch": 16}  # fp16, on an A100 with 40 GB; n is the largest of the table
@@ -64,11 +65,12 @@ def stored(kernels):
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def compute(*, n, d, heads, batch):
+def compute(*, n, d, heads, batch, run=True, measure=False):
     """Table 21, and a run of each stage with its allocations recorded -> figures. Bytes are of all heads, 2 an element.
 
-    n is the largest N. "equal": whether every run allocated the predicted elements. "paper" is None where the
-    configuration is not the paper's.
+    n is the largest N. "equal": whether every run allocated the predicted elements, None without run. "paper" is None
+    where the configuration is not the paper's. (What a GPU's memory holds at its peak is not asked for: numba-cuda
+    keeps freed memory for a while.)
     """
     sizes = {"n": n, "d": d, "heads": heads, "batch": batch}
     lengths = list(dict.fromkeys(max(1, n >> k) for k in reversed(range(POINTS))))
@@ -82,19 +84,20 @@ def compute(*, n, d, heads, batch):
             "bytes": {str(N): moved for N, moved in in_bytes.items()},
             "slope": slope(points) if len(points) > 1 else None,
         }
-    runs = {stage: run(stage, min(n, RUN["n"]), min(d, RUN["d"])) for stage in LADDER}
+    runs = {stage: step(stage, min(n, RUN["n"]), min(d, RUN["d"])) for stage in LADDER} if run else None
     paper = {name: {str(N): mb for N, mb in row.items()} for name, row in MEASURED.items()} if sizes == PAPER else None
     figures = {"figure": "memory", **sizes, "itemsize": ITEMSIZE, "lengths": lengths, "paper": paper, "stages": stages}
-    return figures | {"runs": runs, "equal": all(r["predicted"] == r["allocated"] for r in runs.values())}
+    equal = all(r["predicted"] == r["allocated"] for r in runs.values()) if run else None
+    return figures | {"runs": runs, "equal": equal}
 
 
 @cache
-def run(stage, n, d):
+def step(stage, n, d):
     """Run a training step of one head in float32 -> elements that were predicted, and that were allocated."""
     q, k, v = inputs((n, d), (n, d))
     dout = np.random.default_rng(1).standard_normal((n, d), np.float32)
     with allocations() as arrays:
-        attention_backward(q, k, v, dout, stage=stage)
+        attention_backward(q, k, v, dout, stage=stage, device=place())
     tensors = made(stage)
     predicted = sum(elements(tensor, n, d) for tensor in tensors)
     return {
@@ -127,7 +130,8 @@ def page(figures):
     yield from sizes_page(figures)
     if figures["paper"]:
         yield from units(figures)
-    yield from runs_page(figures)
+    if figures["runs"]:
+        yield from runs_page(figures)
 
 
 def formulas(figures):
@@ -263,3 +267,48 @@ def runs_page(figures):
         {verdict} Not all of it lives at the peak: S of naive and tiled is gone by then. online_softmax keeps S, and
         makes P of it beside it: without P in the forward pass, it takes more memory in training, not less.
     """)
+
+
+# --- rows and picture -------------------------------------------------------------------------------------------------
+
+
+def rows(figures):
+    """The figures as rows, one number each."""
+    sizes = {"d": figures["d"], "heads": figures["heads"], "batch": figures["batch"]}
+
+    def row(source, name, n, unit, value, **other):
+        about = {"source": source, "name": name, "quantity": "memory", "unit": unit, "value": value, "n": n}
+        return about | sizes | {"bytes_per_element": figures["itemsize"]} | other
+
+    found = []
+    for name, column in (figures["paper"] or {}).items():
+        found += [row("paper", name, N, "MB", mb) for N, mb in column.items() if mb is not None]
+    for name, ours in figures["stages"].items():
+        found += [row("predicted", name, N, "B", moved) for N, moved in ours["bytes"].items()]
+    for name, one in (figures["runs"] or {}).items():
+        alone = {"d": one["d"], "heads": 1, "batch": 1, "bytes_per_element": np.dtype(one["dtypes"][0]).itemsize}
+        for source in ("predicted", "allocated"):
+            found.append(row(source, name, one["n"], "elements", one[source], quantity="allocations", **alone))
+    return found
+
+
+def plot(figures, on):
+    """The memory against N: ours, and the paper's measurements."""
+    axes = on.subplots()
+    on.suptitle(f"{TITLE}\nd = {figures['d']:,}, {heads_and_batch(figures)}, fp16")
+    columns = {}  # stages with equal memory share a line
+    for stage, row in figures["stages"].items():
+        columns.setdefault(tuple(row["bytes"].items()), []).append(stage)
+    for at, (points, stages) in enumerate(columns.items()):
+        line = [int(N) for N, _ in points], [moved / MIB for _, moved in points]
+        ink, marker = canvas.INKS[at], canvas.MARKERS[at]
+        axes.plot(*line, f"{marker}-", color=ink, label=f"{', '.join(stages)} (predicted)")
+    for marker, (name, row) in zip("x+", (figures["paper"] or {}).items()):
+        line = zip(*((int(N), mb) for N, mb in row.items() if mb is not None))
+        axes.plot(*line, f"{marker}--", color="black", markersize=10, label=f"paper, {name} (measured)")
+    if figures["paper"]:
+        axes.axhline(CARD * 1e9 / MIB, color="black", linestyle=":", label=f"{CARD} GB, the paper's A100")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="N, queries and keys", ylabel="memory at the peak of a training step (MiB)")
+    axes.legend()

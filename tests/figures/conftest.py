@@ -3,6 +3,14 @@
 import pytest
 
 from numba_flash import __main__ as cli
+from numba_flash.figures import left, middle
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """What is counted, and not only predicted, is small here; the marker `course` has a test at full size."""
+    for figure in (left, middle):
+        monkeypatch.setattr(figure, "RUN", {"n": 64, "d": 8})
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 import numba_flash as nf
 from numba_flash.blocks import Blocks
 from numba_flash.engine.model import DYNAMIC_SHARED, REGISTERS
-from numba_flash.figures import left
-from numba_flash.stages import LADDER
+from numba_flash.figures import command, left
+from numba_flash.stages import STAGES
 
 
 @pytest.fixture(scope="module")
 def figures():
-    return left.compute(**left.PAPER)
+    return left.compute(**left.PAPER, run=False)
 
 
 def test_the_passes_and_the_product_are_those_of_the_configuration(figures):
@@ -42,8 +42,8 @@ def test_the_papers_numbers_are_those_of_the_paper(figures):
 @pytest.mark.parametrize(("n", "d", "heads", "batch"), [(1024, 64, 16, 64), (100, 24, 3, 2), (1, 1, 1, 1)])
 def test_the_stages_are_the_prediction_in_2_bytes(n, d, heads, batch):
     sizes = {"n": n, "d": d, "heads": heads, "batch": batch}
-    found = left.compute(**sizes)["stages"]
-    assert list(found) == [*LADDER, "flash2, atomics"]
+    found = left.compute(**sizes, run=False)["stages"]
+    assert list(found) == [*STAGES, "flash2, atomics"]
     for name, row in found.items():
         how = {**sizes, "deterministic": name != "flash2, atomics"}
         stage = name.partition(",")[0]
@@ -60,12 +60,12 @@ def test_a_stage_is_what_a_ledger_counts(stage):
     q, k, v = nf.testing.inputs((n, d), (n, d))
     with nf.ledger() as bill:
         nf.attention_backward(q, k, v, q, stage=name, deterministic=deterministic, device="cpu")
-    assert left.compute(n=n, d=d, heads=1, batch=1)["stages"][stage]["both"] == 2 * bill.elements
+    assert left.compute(n=n, d=d, heads=1, batch=1, run=False)["stages"][stage]["both"] == 2 * bill.elements
 
 
 def test_products(figures):
     assert {name: row["products"] for name, row in figures["stages"].items()} == {
-        "naive": 6, "tiled": 6, "online_softmax": 6, "flash": 7, "flash2": 9, "flash2, atomics": 7,
+        "naive": 6, "tiled": 6, "online_softmax": 6, "flash": 7, "flash2": 9, "register_tiled": 9, "flash2, atomics": 7,
     }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def fits(direction, Br, Bc, d, row_bytes):
 @pytest.mark.parametrize(("row_bytes", "bits"), [(2, "16 bits"), (4, "32 bits")])
 @pytest.mark.parametrize("variant", ["flash2", "flash2, atomics"])
 def test_no_tiles_that_fit_move_less(n, d, row_bytes, bits, variant):
-    best = left.compute(n=n, d=d, heads=1, batch=1)["best"][f"{variant}, {bits}"]
+    best = left.compute(n=n, d=d, heads=1, batch=1, run=False)["best"][f"{variant}, {bits}"]
     moved = 0
     for direction in ("forward", "backward"):
         Br, Bc = best[direction]["Br"], best[direction]["Bc"]
@@ -140,12 +140,12 @@ def test_threads_fit_until_their_registers_are_too_many():
 
 
 def test_too_large_a_d_has_no_tiles():
-    assert left.compute(n=64, d=128, heads=1, batch=1)["best"]["flash2, 16 bits"]
-    found = left.compute(n=64, d=129, heads=1, batch=1)["best"]
+    assert left.compute(n=64, d=128, heads=1, batch=1, run=False)["best"]["flash2, 16 bits"]
+    found = left.compute(n=64, d=129, heads=1, batch=1, run=False)["best"]
     assert (found["flash2, 16 bits"], found["flash2, atomics, 32 bits"]) == (None, None)
     assert found["flash2, atomics, 16 bits"]
-    assert set(left.compute(n=64, d=193, heads=1, batch=1)["best"].values()) == {None}
-    found = left.compute(n=64, d=10_000, heads=1, batch=1)
+    assert set(left.compute(n=64, d=193, heads=1, batch=1, run=False)["best"].values()) == {None}
+    found = left.compute(n=64, d=10_000, heads=1, batch=1, run=False)
     assert found["stages"]["flash"] is None
     assert found["stages"]["tiled"]["products"] == 6
 
@@ -158,13 +158,13 @@ def words(out):
 
 
 def test_json_holds_every_figure(run, figures):
-    status, out, err = run("left --json -")
+    status, out, err = run("left --predict-only --json -")
     assert (status, err) == (0, "")
     assert json.loads(out) == figures
 
 
 def test_the_page_shows_the_paper_and_ours_side_by_side(run, figures):
-    status, out, err = run("left")
+    status, out, err = run("left --predict-only")
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     assert ["paper,", "standard", "66.6", "40.3", "GB", "41.7"] in lines
@@ -177,7 +177,7 @@ def test_the_page_shows_the_paper_and_ours_side_by_side(run, figures):
 
 
 def test_the_page_says_what_does_and_what_does_not_follow(run):
-    out = words(run("left")[1])
+    out = words(run("left --predict-only")[1])
     assert "as much as 18.8 N² passes" in out
     assert "there remain 18.0N², 7.0 passes more" in out
     assert "4.4 GB is 32.8 Nd passes" in out
@@ -199,9 +199,139 @@ def test_the_page_says_what_does_and_what_does_not_follow(run):
     ],
 )
 def test_another_configuration(run, sizes, says):
-    status, out, _ = run(f"left {sizes}")
+    status, out, _ = run(f"left --predict-only {sizes}")
     assert status == 0
     assert says in words(out)
     assert "66.6" not in out
     assert "Why the paper" not in out
     assert json.loads(run(f"left {sizes} --json")[1])["paper"] is None
+
+
+# --- what is counted, timed and measured ------------------------------------------------------------------------------
+
+
+def test_each_stage_is_counted_at_one_head(run):
+    status, out, err = run("left --n 3000 --heads 2")
+    assert (status, err) == (0, "")
+    found = json.loads(run("left --n 3000 --heads 2 --json")[1])
+    assert found["equal"] is True and found["device"] == "cpu" and found["times"] is None
+    assert list(found["counted"]) == [*STAGES, "flash2, atomics"]
+    for name, row in found["counted"].items():
+        stage, deterministic = left.VARIANTS[name]
+        expected = nf.predict(stage, n=64, d=8, direction="both", deterministic=deterministic).elements
+        assert (row["n"], row["d"], row["counted"]) == (64, 8, expected)
+        assert [*name.split(), *[f"{expected:,}"] * 2, "0"] in [line.split() for line in out.splitlines()]
+    assert "N = 64, d = 8, 1 head, float32, both passes" in words(out)
+    assert "Predicted and counted are equal, tensor by tensor." in words(out)
+
+
+def test_predict_only_counts_nothing(run, monkeypatch):
+    monkeypatch.setattr(left.runs, "count", None)
+    status, out, _ = run("left --predict-only")
+    assert status == 0
+    assert "Counted" not in out
+    found = json.loads(run("left --predict-only --json")[1])
+    assert (found["counted"], found["equal"], found["device"]) == (None, None, None)
+
+
+def test_a_count_that_differs_is_exit_status_1(run, monkeypatch):
+    real = left.runs.count
+
+    def count(stage, **how):
+        return real(stage, **how) | ({"equal": False, "diff": ["S loads"]} if stage == "tiled" else {})
+
+    monkeypatch.setattr(left.runs, "count", count)
+    status, out, _ = run("left")
+    assert status == 1
+    assert "PREDICTED AND COUNTED DIFFER:\n     tiled: S loads\n" in out
+    assert json.loads(run("left --json")[1])["equal"] is False
+
+
+def spread(ms):
+    return {"median": ms / 1000, "min": 0.9 * ms / 1000, "max": 1.1 * ms / 1000}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU without memory for naive, slow in register_tiled; online_softmax moves as much as tiled."""
+    asked = {}
+
+    def times(sizes, passes):
+        asked["times"] = sizes, passes
+        ms = dict(zip(STAGES, (400, 90, 80, 70, 30, 33.5), strict=True))
+        seconds = {f"{name} {part}": spread(x) for name, x in ms.items() for part in ("forward", "both")}
+        seconds["flash2, atomics both"] = spread(99)
+        for part in ("forward", "both"):
+            del seconds[f"naive {part}"]
+        why = dict.fromkeys(("naive forward", "naive both"), "it needs 9 B; 7 B are free: --batch 2 fits")
+        return {"gpu": "H0", "repeats": 5, "seconds": seconds, "why": why}
+
+    def dram(sizes, stages):
+        asked["dram"] = sizes, list(stages)
+        gb = dict(zip(STAGES, (90, 20, 20, 8, 3, 2), strict=True))
+        moved = {name: {"read": x * 10**9 - 7, "written": 7, "kernels": {}} for name, x in gb.items()}
+        return {"bytes": moved, "why": {}}
+
+    monkeypatch.setattr(left.runs, "times", times)
+    monkeypatch.setattr(left.runs, "dram", dram)
+    monkeypatch.setattr(command.profiler, "refuse", lambda flags, predicted: None)
+    return asked
+
+
+def test_the_gpus_page(run, gpu):
+    status, out, err = run("left --measure")
+    assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    lines = [line.split() for line in out.splitlines()]
+    bytes_of = {name: left.size(nf.predict(name, **left.PAPER).total_bytes).split() for name in STAGES}
+    assert ["naive", *bytes_of["naive"], "90.0", "GB", "-", "-", "-"] in lines
+    assert ["tiled", *bytes_of["tiled"], "20.0", "GB", "90", "90", "81", "to", "99"] in lines
+    assert [line[0] for line in lines if line[1:3] in bytes_of.values() and len(line) > 6] == list(STAGES)
+    out = words(out)
+    assert "DRAM bytes: not less in online_softmax, 20.0 GB, than in tiled, 20.0 GB." in out
+    assert "The time of the forward pass: not less in register_tiled, 33.5 ms, than in flash2, 30 ms." in out
+    assert "Predicted bytes: not less in register_tiled" in out
+    assert "Not timed: naive forward, naive both. it needs 9 B; 7 B are free: --batch 2 fits" in out
+
+
+def test_what_is_asked_of_the_gpu(run, gpu):
+    run("left --measure --batch 2")
+    sizes, passes = gpu["times"]
+    assert sizes == left.PAPER | {"batch": 2}
+    assert list(passes) == [f"{name} {part}" for name in STAGES for part in ("forward", "both")] + [
+        "flash2, atomics both"
+    ]
+    assert passes["flash2, atomics both"] == {"stage": "flash2", "direction": "both", "deterministic": False}
+    assert gpu["dram"] == (sizes, list(STAGES))
+    gpu.clear()
+    run("left")
+    assert list(gpu) == ["times"]
+
+
+def test_a_measurement_that_fails_is_exit_status_1_after_the_page(run, gpu, monkeypatch, tmp_path):
+    why = dict.fromkeys(STAGES, "nothing was measured: this user may not read the GPU's counters")
+    monkeypatch.setattr(left.runs, "dram", lambda sizes, stages: {"bytes": {}, "why": why})
+    status, out, err = run(f"left --measure --csv {tmp_path}/left.csv")
+    assert status == 1
+    assert err == f"python -m numba_flash figures: error: {why['naive']}\n"
+    assert "tiled" in out and "On the GPU" in out and "90" in out
+    assert f"DRAM not measured: {', '.join(STAGES)}. nothing was measured: this user may not" in words(out)
+    assert (tmp_path / "left.csv").exists()
+
+
+def test_falls():
+    assert list(left.falls("x", {"a": 3, "b": 2, "c": 1}, str)) == ["x: less at every step."]
+    assert list(left.falls("x", {"a": 3, "b": 3, "c": 4}, str)) == [
+        "x: not less in b, 3, than in a, 3.",
+        "x: not less in c, 4, than in b, 3.",
+    ]
+    assert list(left.falls("x", {"a": 3}, str)) == list(left.falls("x", {}, str)) == []
+
+
+@pytest.mark.course
+def test_every_stage_at_the_papers_N_and_d(monkeypatch):
+    monkeypatch.setattr(left, "RUN", {"n": 1024, "d": 64})
+    monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
+    found = left.compute(**left.PAPER)
+    assert found["equal"] is True
+    assert {(row["n"], row["d"]) for row in found["counted"].values()} == {(1024, 64)}

@@ -69,7 +69,7 @@ def test_a_run_allocates_what_is_predicted_array_by_array(stage, n, d):
     sizes = sorted(int(np.prod(shape)) for shape, _ in arrays)
     assert sizes == sorted(memory.elements(tensor, n, d) for tensor in memory.made(stage))
     assert {dtype.name for _, dtype in arrays} == {"float32"}
-    found = memory.run(stage, n, d)
+    found = memory.step(stage, n, d)
     assert found["predicted"] == found["allocated"] == sum(sizes)
     assert found["arrays"] == len(found["tensors"]) == len(sizes)
 
@@ -97,11 +97,11 @@ def test_the_peak_is_that_of_the_memory_that_is_in_use(stage):
 
 
 def test_an_allocation_too_many_is_exit_status_1(run, monkeypatch):
-    step = memory.attention_backward
+    real = memory.attention_backward
 
     def with_one_more(*args, **how):
         nf.empty(1, np.float32)
-        return step(*args, **how)
+        return real(*args, **how)
 
     monkeypatch.setattr(memory, "attention_backward", with_one_more)
     status, out, _ = run("memory --n 8 --d 4")
