@@ -4,6 +4,6 @@ Each is a module: TITLE; PAPER, the paper's configuration; compute(n, d, heads, 
 JSON, whose "equal" is False where something is not as it must be; page(figures) -> what is printed.
 """
 
-from . import left, memory, middle, theorem5
+from . import left, memory, middle, right, theorem5
 
-FIGURES = {"left": left, "middle": middle, "memory": memory, "theorem5": theorem5}
+FIGURES = {"left": left, "middle": middle, "right": right, "memory": memory, "theorem5": theorem5}

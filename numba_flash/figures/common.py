@@ -16,6 +16,18 @@ def slope(points):
     return linear_regression(list(map(math.log, x)), list(map(math.log, y))).slope
 
 
+def straight_line(points):
+    """The line a + b·x through `points`, pairs (x, y), by least squares, and how far y is off it at most.
+
+    None where all x are the same.
+    """
+    x, y = zip(*points, strict=True)
+    if len(set(x)) < 2:
+        return None
+    b, a = linear_regression(x, y)
+    return {"a": a, "b": b, "off": max(abs(y - a - b * x) for x, y in points)}
+
+
 def chart(series, across):
     """Points in log-log scale, a line for each doubling of y and up to 4 columns for each of x -> lines of text.
 

@@ -8,7 +8,6 @@ from functools import cache, partial
 
 import numpy as np
 
-from .. import report
 from ..attention import attention, attention_backward
 from ..blocks import fitting_blocks
 from ..engine.launch import backend, device, free_bytes, to_device
@@ -45,9 +44,10 @@ def count(stage, *, n, d, direction="forward", blocks=None, deterministic=True):
     return {"n": n, "d": d, **sums, "diff": counted.diff(predicted), "equal": counted == predicted}
 
 
-def work(stage, given, place, *, direction, blocks=None, deterministic=True):
+def work(stage, given, place, *, direction, blocks=None, block_mask=None, deterministic=True):
     """A function that runs a pass on q, k, v and, in a training step, dout."""
-    how = {"stage": stage, "blocks": blocks, "device": place}
+    mask = None if block_mask is None else to_device(block_mask, place)
+    how = {"stage": stage, "blocks": blocks, "block_mask": mask, "device": place}
     if direction == "forward":
         return partial(attention, *given[:3], **how)
     q, k, v, *dout = given
@@ -130,8 +130,11 @@ def flush():
     cuda.current_context().deallocations.clear()
 
 
-def refusal(sizes, stage, direction, blocks=None, deterministic=True):
-    """Why a pass cannot run on the GPU at these sizes, in a sentence with sizes that can; None where it can."""
+def refusal(sizes, stage, direction, blocks=None, block_mask=None, deterministic=True):
+    """Why a pass cannot run on the GPU at these sizes, in a sentence with sizes that can; None where it can.
+
+    With a block mask it is asked as if all tiles were computed.
+    """
     try:
         part = "forward" if direction == "forward" else "backward" if deterministic else "atomic"
         fitting_blocks(stage, blocks, d=sizes["d"], dtype="float32", direction=part)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from numba_flash import report
-from numba_flash.figures import FIGURES, left, memory, middle
+from numba_flash.figures import FIGURES, left, memory, middle, right
 
 from ..test_main import command
 
@@ -15,7 +15,7 @@ LARGEST = "--n 100000000 --d 10000 --heads 10000 --batch 10000"
 def test_no_name_lists_the_figures(run):
     status, out, err = run("")
     assert (status, err) == (0, "")
-    assert list(FIGURES) == ["left", "middle", "memory", "theorem5"]
+    assert list(FIGURES) == ["left", "middle", "right", "memory", "theorem5"]
     for name, figure in FIGURES.items():
         assert any(line.split() == [name, *figure.TITLE.split()] for line in out.splitlines())
     assert "python -m numba_flash figures left" in out
@@ -72,7 +72,7 @@ def test_output_is_ascii_where_there_is_no_unicode(line):
 
 
 def test_the_defaults_are_the_papers(run):
-    for name, figure in (("left", left), ("middle", middle), ("memory", memory)):
+    for name, figure in (("left", left), ("middle", middle), ("right", right), ("memory", memory)):
         found = json.loads(run(f"{name} --json")[1])
         assert {size: found[size] for size in figure.PAPER} == figure.PAPER
         assert found["figure"] == name

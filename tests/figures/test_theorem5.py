@@ -101,7 +101,7 @@ def test_the_page_shows_the_slopes_and_what_is_counted(run, figures):
         Tc = math.ceil(p["n"] / p["Bc"])
         elements = f"{(5 + 5 * Tc) * p['n'] * p['d'] + 2 * Tc * p['n']:,}"
         assert any(line[-3:-1] == [elements, elements] for line in lines)
-    assert "Predicted and counted are equal." in out
+    assert "Predicted and counted are equal, tensor by tensor." in out
 
 
 def test_small_sizes_say_so(run):
