@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import numba_flash as nf
+from numba_flash import report
 from numba_flash.blocks import tiles
 from numba_flash.figures import right, runs
 from numba_flash.figures.common import straight_line
@@ -192,6 +193,7 @@ def test_the_page_shows_times_and_their_line(run, timed):
     lines = [line.split() for line in out.splitlines()]
     assert any(line[:2] == ["50", "%"] and line[4:6] == ["27.0", "0.675"] for line in lines)
     assert any(line[:1] == ["dense"] and line[3:5] == ["40.0", "1.000"] for line in lines)
+    assert max(map(len, out.splitlines())) <= report.WIDTH
     assert "flash2 ran on GPU X" in out
     assert ["flash2,", "ms", "2.0", "50.0", "0.0", "52.0"] in lines
 

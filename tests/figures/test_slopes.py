@@ -73,7 +73,7 @@ def terms(one, N, d):
 def test_slopes_over_M(one):
     found = theorem(one)
     fits = [f for f in found["slopes"] if f["over"] == "M"]
-    assert len(fits) == 6
+    assert [(f["d"], f["to"]) for f in fits] == [(d, 65_536 * d // share) for share in (16, 1) for d in (32, 64, 128)]
     for f in fits:
         points = [p for p in found["points"] if p["d"] == f["d"] and f["from"] <= p["M"] <= f["to"]]
         assert len(points) == f["points"]
