@@ -6,6 +6,6 @@ rows(figures) -> dictionaries with the same keys, one number each, for CSV; plot
 Figure of matplotlib; MEASURES, True where `measure` asks ncu for something.
 """
 
-from . import left, memory, middle
+from . import left, memory, middle, right, theorem5
 
-FIGURES = {"left": left, "middle": middle, "memory": memory}
+FIGURES = {"left": left, "middle": middle, "right": right, "memory": memory, "theorem5": theorem5}

@@ -7,6 +7,7 @@ from .. import report
 from ..engine.launch import device
 
 GPT2_MEDIUM = {"n": 1024, "d": 64, "heads": 16, "batch": 64}  # Figure 2, left and middle
+COLUMNS = 64  # of a chart
 ITEMSIZE = 2  # bytes of an element in half precision, which the paper measures in
 
 
@@ -21,13 +22,26 @@ def slope(points):
     return linear_regression(list(map(math.log, x)), list(map(math.log, y))).slope
 
 
-def chart(series, across, wide=4):
-    """Points in log-log scale, a line for each doubling of y and `wide` columns for each of x -> lines of text.
+def straight_line(points):
+    """The line a + b·x through `points`, pairs (x, y), by least squares, and how far y is off it at most.
+
+    None where all x are the same.
+    """
+    x, y = zip(*points, strict=True)
+    if len(set(x)) < 2:
+        return None
+    b, a = linear_regression(x, y)
+    return {"a": a, "b": b, "off": max(abs(y - a - b * x) for x, y in points)}
+
+
+def chart(series, across):
+    """Points in log-log scale, a line for each doubling of y and up to 4 columns for each of x -> lines of text.
 
     series: mark -> [(x, y)]; what is drawn later covers what is there. `across` names x.
     """
     xs, ys = zip(*(xy for points in series.values() for xy in points), strict=True)
     left, top, bottom = math.floor(math.log2(min(xs))), math.ceil(math.log2(max(ys))), math.floor(math.log2(min(ys)))
+    wide = next((wide for wide in (4, 3, 2) if wide * (math.log2(max(xs)) - left) <= COLUMNS), 1)
     columns = round((math.log2(max(xs)) - left) * wide) + 1
     lines = [[" "] * columns for _ in range(top - bottom + 1)]
     for mark, points in series.items():
@@ -36,7 +50,8 @@ def chart(series, across, wide=4):
     for exponent, line in zip(range(top, bottom - 1, -1), lines, strict=True):
         yield f"  {f'2^{exponent}' if exponent % 2 == 0 else '':>5} │{''.join(line)}".rstrip()
     yield f"  {'':>5} ─" + "─" * columns
-    ticks = [f"{f'2^{left + at}':<{2 * wide}}" for at in range(0, columns // wide + 1, 2)]
+    step = 2 if wide > 2 else 8 // wide  # doublings from one tick to the next
+    ticks = [f"{f'2^{left + at}':<{step * wide}}" for at in range(0, columns // wide + 1, step)]
     yield f"  {across:>5}  {''.join(ticks)}".rstrip()
 
 

@@ -1,11 +1,11 @@
 """Figure 2 (middle) of the paper: HBM traffic against the block size, and the slopes of Theorem 2."""
 
 from .. import report
-from ..blocks import check_blocks, choose_blocks, tiles
+from ..blocks import check_blocks, tiles
 from ..engine.model import STATIC_SHARED
 from ..hbm.predict import predict
-from . import canvas, runs
-from .common import GPT2_MEDIUM, ITEMSIZE, aligned, chart, heads_and_batch, left_out, place, slope
+from . import canvas, runs, slopes
+from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out, place
 
 TITLE = "Figure 2 (middle): HBM traffic against the block size, and Theorem 2"
 PAPER = GPT2_MEDIUM  # forward, fp16, on an A100
@@ -26,11 +26,7 @@ LEFT_OUT = {
     "O, l, m set up": "Nd + 2N",
 }
 
-LARGE_N = 65_536  # Theorem 2 is about large N
-COLUMNS = (32, 64, 128)  # d where M varies
-LEAST_SRAM = 2**12  # elements
-SRAM = (2**14, 2**16)  # M where d varies, in elements
-MORE_COLUMNS = (32, 48, 64, 96, 128)
+LARGE_N, LARGE_D = 65_536, 64  # Theorem 2 is about large N
 
 
 # --- Figure 2 (middle) ------------------------------------------------------------------------------------------------
@@ -74,7 +70,8 @@ def compute(*, n, d, heads, batch, run=True, measure=False):
     figures = {"figure": "middle", **configuration, "itemsize": ITEMSIZE, "paper": paper, "blocks": ours}
     counted = {Bc: count(n, d, row["Bc"]) for Bc, row in ours.items()} if run else None
     compared = [bars] * bool(paper) + [row["equal"] for row in (counted or {}).values()]
-    figures |= {"equal_bars": bars, "equal": all(compared) if compared else None, "theorem2": theorem2()}
+    figures |= {"equal_bars": bars, "equal": all(compared) if compared else None}
+    figures |= {"theorem2": slopes.theorem(slopes.FORWARD, n=LARGE_N, d=LARGE_D)}
     figures |= {"device": place() if run else None, "counted": counted}
     return figures | {"times": times(configuration) if run else None}
 
@@ -91,43 +88,6 @@ def times(sizes):
     forward = {"stage": "flash", "direction": "forward"}
     with report.progress("timing flash"):
         return runs.times(sizes, {str(Bc): {**forward, "blocks": (min(Bc, sizes["d"]), Bc)} for Bc in BARS})
-
-
-# --- Theorem 2 --------------------------------------------------------------------------------------------------------
-
-
-def theorem2():
-    """Predicted traffic of `flash` with the paper's blocks, against M and against d -> points and fitted slopes.
-
-    "all" is every element, "q_and_o" the 3TcNd of them that are Q read, O read and O written.
-    """
-    over_M = {d: [point(d, M) for M in sram_sizes(LARGE_N * d)] for d in COLUMNS}
-    fits = []
-    for share in (16, 1):  # Theorem 2 holds up to M = Nd
-        fits += [fit("M", [p for p in over_M[d] if share * p["M"] <= LARGE_N * d], d=d) for d in COLUMNS]
-    fits += [fit("d", [point(d, M) for d in MORE_COLUMNS], M=M) for M in SRAM]
-    return {"n": LARGE_N, "points": [p for points in over_M.values() for p in points], "slopes": fits}
-
-
-def sram_sizes(most):
-    """2^k and 3·2^(k−1), from LEAST_SRAM to `most`."""
-    powers = [2**k for k in range(LEAST_SRAM.bit_length() - 1, most.bit_length())]
-    return [M for twos in powers for M in (twos, 3 * twos // 2) if most >= M]
-
-
-def point(d, M):
-    """Elements that `flash` moves for a head of LARGE_N rows, where M elements of float32 fit on chip."""
-    Br, Bc = choose_blocks("flash", d=d, sram=4 * M, rule="paper")
-    bill = predict("flash", n=LARGE_N, d=d, blocks="paper", sram=4 * M)
-    flash = bill.kernels["flash"]
-    q_and_o = flash["Q"].loads + flash["O"].elements
-    return {"d": d, "M": M, "Br": Br, "Bc": Bc, "Tc": tiles(LARGE_N, Bc), "all": bill.elements, "q_and_o": q_and_o}
-
-
-def fit(over, points, **fixed):
-    """The slope of log(HBM) over the logarithm of "M" or "d", by least squares."""
-    slopes = {part: slope([(p[over], p[part]) for p in points]) for part in ("all", "q_and_o")}
-    return {"over": over, **fixed, "from": points[0][over], "to": points[-1][over], "points": len(points), **slopes}
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -240,49 +200,21 @@ def times_page(figures):
 
 
 def theorem_page(theorem):
-    N, points, middle = theorem["n"], theorem["points"], COLUMNS[len(COLUMNS) // 2]
-    yield report.heading("Theorem 2", f"Θ(N²d²/M) HBM accesses for d ≤ M ≤ Nd; N = {N:,}")
+    yield report.heading("Theorem 2", f"Θ(N²d²/M) HBM accesses for d ≤ M ≤ Nd; N = {theorem['n']:,}")
     yield ""
     yield report.prose(f"""
         Θ means: within constant factors. M is how many elements fit on chip. Line 1 of Algorithm 1 makes Bc = ⌈M/4d⌉,
         so twice the M is half the tiles.
-        Below, all terms for one head of d = {middle}; and all terms over N²d²/M at several d. The theorem keeps that
+        Below, all terms for one head of d = {LARGE_D}; and all terms over N²d²/M at several d. The theorem keeps that
         ratio between two constants. 3TcNd is 12 of it, since Tc = 4Nd/M.
     """)
-    rows = []
-    for p in points:
-        if p["d"] == middle and p["M"] in (4**k for k in range(6, 12)):
-            there = [next((q for q in points if (q["d"], q["M"]) == (d, p["M"])), None) for d in COLUMNS]
-            ratios = [f"{q['all'] * q['M'] / (N * q['d']) ** 2:5.2f}" if q else f"{'-':>5}" for q in there]
-            rows.append([power(p["M"]), p["Bc"], p["Tc"], p["all"], *ratios])
-    yield report.table(["M", "Bc", "Tc", "all terms", *(f"d={d}" for d in COLUMNS)], rows)
-    yield ""
-    marks = dict(zip(COLUMNS, "ox+", strict=True))
-    series = {marks[d]: [(p["M"], p["all"]) for p in points if p["d"] == d] for d in COLUMNS}
-    legend = ", ".join(f"{mark} d = {d}" for d, mark in marks.items())
-    yield report.prose("\n".join([f"HBM accesses against M: {legend}", *chart(series, "M")]))
-    yield from slopes_page(theorem["slopes"])
-
-
-def slopes_page(fits):
-    rows = []
-    for f in fits:
-        fixed = f"d = {f['d']}" if f["over"] == "M" else f"M = {power(f['M'])}"
-        low, high = (power(f[end]) if f["over"] == "M" else f[end] for end in ("from", "to"))
-        rows.append([f"log {f['over']}", fixed, f"{f['over']} = {low} to {high}", f["points"]])
-        rows[-1] += [f"{f[part]:+.3f}" for part in ("all", "q_and_o")]
-    yield report.prose("Slope of log(HBM), by least squares over the points M = 2^k and 1.5·2^k, or over the d above:")
-    yield report.table(["over", "where", "fitted over", "points", "all terms", "3TcNd alone"], rows)
-    yield ""
+    yield from slopes.points_page(theorem)
+    yield from slopes.slopes_page(theorem, slopes.FORWARD)
     yield report.prose("""
         Why not exactly −1 and +2: 3TcNd, which is Q read, O read and O written, departs from them only because Bc and
         Tc are rounded up. All terms add what does not depend on M (K, V and the set-up, 3Nd + 2N), which flattens the
         curve near M = Nd, and the traffic of l and m, 4TcN, which grows as d and not as d².
     """)
-
-
-def power(of_two):
-    return f"2^{of_two.bit_length() - 1}"
 
 
 # --- rows and picture -------------------------------------------------------------------------------------------------

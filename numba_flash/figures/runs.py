@@ -54,9 +54,10 @@ def verdict(counted):
     return "\n".join(["PREDICTED AND COUNTED DIFFER:", *lines])
 
 
-def work(stage, given, device, *, direction, blocks=None, deterministic=True):
+def work(stage, given, device, *, direction, blocks=None, block_mask=None, deterministic=True):
     """A function that runs a pass on q, k, v and, in a training step, dout."""
-    how = {"stage": stage, "blocks": blocks, "device": device}
+    mask = None if block_mask is None else to_device(block_mask, device)
+    how = {"stage": stage, "blocks": blocks, "block_mask": mask, "device": device}
     if direction == "forward":
         return partial(attention, *given[:3], **how)
     q, k, v, *dout = given
@@ -139,8 +140,11 @@ def flush():
     cuda.current_context().memory_manager.deallocations.clear()
 
 
-def refusal(sizes, stage, direction, blocks=None, deterministic=True):
-    """Why a pass cannot run on the GPU at these sizes, in a sentence with sizes that can; None where it can."""
+def refusal(sizes, stage, direction, blocks=None, block_mask=None, deterministic=True):
+    """Why a pass cannot run on the GPU at these sizes, in a sentence with sizes that can; None where it can.
+
+    With a block mask it is asked as if all tiles were computed.
+    """
     try:
         part = "forward" if direction == "forward" else "backward" if deterministic else "atomic"
         fitting_blocks(stage, blocks, d=sizes["d"], dtype="float32", direction=part)

@@ -9,7 +9,7 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import report
-from numba_flash.figures import FIGURES, canvas, left, memory, middle
+from numba_flash.figures import FIGURES, canvas, left, memory, middle, right
 
 from ..test_main import command
 from .test_canvas import has_matplotlib
@@ -22,7 +22,7 @@ LARGEST = "--n 100000000 --d 10000 --heads 10000 --batch 10000"
 def test_no_name_lists_the_figures(run):
     status, out, err = run("")
     assert (status, err) == (0, "")
-    assert list(FIGURES) == ["left", "middle", "memory"]
+    assert list(FIGURES) == ["left", "middle", "right", "memory", "theorem5"]
     for name, figure in FIGURES.items():
         assert any(line.split() == [name, *figure.TITLE.split()] for line in out.splitlines())
     assert "python -m numba_flash figures left" in out
@@ -88,7 +88,7 @@ def test_output_is_ascii_where_there_is_no_unicode(line):
 
 
 def test_the_defaults_are_the_papers(run):
-    for name, figure in (("left", left), ("middle", middle), ("memory", memory)):
+    for name, figure in (("left", left), ("middle", middle), ("right", right), ("memory", memory)):
         found = json.loads(run(f"{name} --predict-only --json")[1])
         assert {size: found[size] for size in figure.PAPER} == figure.PAPER
         assert found["figure"] == name
@@ -98,7 +98,7 @@ def test_the_defaults_are_the_papers(run):
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("size", ["n", "d", "heads", "batch"])
 def test_each_flag_reaches_the_figure(run, name, size):
-    value = FIGURES[name].PAPER[size] // 2
+    value = FIGURES[name].PAPER[size] // 2 or 2
     found = json.loads(run(f"{name} --{size} {value} --predict-only --json")[1])
     assert {size: found[size] for size in FIGURES[name].PAPER} == FIGURES[name].PAPER | {size: value}
     assert found["paper"] is None
@@ -124,7 +124,7 @@ def test_all_fails_where_one_does(run, monkeypatch):
     assert run(f"all {TINY}")[0] == 1
 
 
-@pytest.mark.parametrize("name", ["left", "middle", "memory"])
+@pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("sizes", ["", TINY])
 def test_rows_are_numbers_with_what_they_are_about(run, tmp_path, name, sizes):
     file = tmp_path / "figure.csv"
@@ -137,7 +137,7 @@ def test_rows_are_numbers_with_what_they_are_about(run, tmp_path, name, sizes):
     assert all(math.isfinite(float(row["value"])) and row["unit"] and row["source"] for row in rows)
     about = [tuple(value for key, value in row.items() if key != "value") for row in rows]
     assert len(set(about)) == len(about)  # each says what it alone is
-    assert ("paper" in {row["source"] for row in rows}) is (not sizes)
+    assert ("paper" in {row["source"] for row in rows}) is (not sizes and name != "theorem5")
 
 
 def test_rows_of_a_run_have_the_same_keys(run, tmp_path):

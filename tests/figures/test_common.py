@@ -22,6 +22,17 @@ def test_the_axis_begins_at_a_power_of_two_where_the_points_do_not():
     assert lines[0].index("x") - lines[1].index("x") == 4
 
 
+@pytest.mark.parametrize("doublings", range(1, 45))
+def test_however_wide_the_axis_ticks_stand_under_their_points_and_lines_are_short(doublings):
+    lines = list(chart({"x": [(2**k, 2) for k in range(3, 4 + doublings)]}, "M"))
+    assert max(map(len, lines)) <= report.WIDTH - 1
+    for tick in lines[-1].split()[1:]:
+        at = lines[-1].index(f" {tick}") + 1
+        if int(tick[2:]) <= 3 + doublings:
+            assert lines[0][at] == "x"
+    assert len(lines[-1].split()) > min(2, doublings / 2)
+
+
 def test_the_slope_is_the_exponent():
     assert slope([(x, 5 * x**2) for x in (1, 3, 10)]) == pytest.approx(2)
     assert slope([(x, 7 / x) for x in (1, 3, 10)]) == pytest.approx(-1)

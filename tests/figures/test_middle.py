@@ -109,68 +109,6 @@ def test_blocks_that_fit_are_timed_beside_the_paper(run, monkeypatch):
     assert "in float32 on H0, all heads, in ms" in " ".join(out.split())
 
 
-# --- Theorem 2 --------------------------------------------------------------------------------------------------------
-
-# Nothing rounded, Tc = 4Nd/M, and all terms, (3 + 3Tc)Nd + (4Tc + 2)N, are 12N²/M times d² + αd + c with
-# α = 4/3 + M/4N and c = M/6N. A least-squares slope lies between the least and the largest local slope:
-#   over M, the terms are a/M + b, with a = 12N²(d² + 4d/3) and b = 3Nd + 2N; the local slope −1/(1 + bM/a) runs from
-#   −1 up to its value at the largest M: −0.98 at Nd/16, −0.8 at Nd;
-#   over d, the local slope 2 − (αd + 2c)/(d² + αd + c) runs up to 2 from its value at the least d: 1.96 at d = 32.
-# Rounding multiplies Tc by r to r(1 + e). That moves the slope by at most log(1 + e)·Σ|w|/2, for the weights
-# w = (x − mean)/Σ(x − mean)² of least squares, which add up to 0.
-
-
-def moved_by_rounding(over, points, N):
-    x = [math.log(p[over]) for p in points]
-    mean = sum(x) / len(x)
-    rounded = [p["Tc"] * p["M"] / (4 * N * p["d"]) for p in points]
-    e = max(rounded) / min(rounded) - 1
-    return math.log1p(e) * sum(abs(x - mean) for x in x) / sum((x - mean) ** 2 for x in x) / 2 + 1e-12  # of arithmetic
-
-
-def test_slopes_over_M_lie_in_the_range_of_theorem_2(middle):
-    theorem = middle["theorem2"]
-    N, fits = theorem["n"], [f for f in theorem["slopes"] if f["over"] == "M"]
-    assert len(fits) == 6
-    for f in fits:
-        d, most = f["d"], f["to"]
-        points = [p for p in theorem["points"] if p["d"] == d and f["from"] <= p["M"] <= most]
-        assert len(points) == f["points"]
-        move = moved_by_rounding("M", points, N)
-        last = -1 / (1 + (3 * N * d + 2 * N) * most / (12 * N**2 * (d**2 + 4 * d / 3)))
-        assert last < (-0.98 if N * d > most else -0.79)
-        assert -1 - move <= f["all"] <= last + move
-        assert abs(f["q_and_o"] + 1) <= move
-        assert f["all"] == pytest.approx(-1, abs=0.04)
-
-
-def test_slopes_over_d_lie_in_the_range_of_theorem_2(middle):
-    N, fits = middle["theorem2"]["n"], [f for f in middle["theorem2"]["slopes"] if f["over"] == "d"]
-    assert len(fits) == 2
-    for f in fits:
-        M, d = f["M"], f["from"]
-        move = moved_by_rounding("d", [figures.point(d, M) for d in figures.MORE_COLUMNS], N)
-        alpha, c = 4 / 3 + M / (4 * N), M / (6 * N)
-        first = 2 - (alpha * d + 2 * c) / (d**2 + alpha * d + c)
-        assert first > 1.95
-        assert first - move <= f["all"] <= 2 + move
-        assert abs(f["q_and_o"] - 2) <= move
-        assert f["all"] == pytest.approx(2, abs=0.04)
-
-
-def test_points_follow_the_papers_rule_from_d_to_Nd(middle):
-    N, points = middle["theorem2"]["n"], middle["theorem2"]["points"]
-    for p in points:
-        d, M = p["d"], p["M"]
-        assert p["Bc"] == math.ceil(M / (4 * d))
-        assert p["Br"] == min(p["Bc"], d)
-        assert p["Tc"] == math.ceil(N / p["Bc"])
-        assert p["q_and_o"] == 3 * p["Tc"] * N * d
-        assert p["all"] == (3 + 3 * p["Tc"]) * N * d + (4 * p["Tc"] + 2) * N
-        assert d <= M <= N * d
-    assert {p["d"]: p["M"] for p in points} == {d: N * d for d in figures.COLUMNS}
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
