@@ -161,13 +161,13 @@ def _register_results(Br, Bc, d):
 
 
 def passing(d):
-    """Rows of the tiles that pass by in register_tiled's backward pass, while a block keeps its own."""
-    return 24 if d <= 64 else 16 if d <= 96 else 8
+    """Rows of the tiles that pass by in register_tiled's backward pass: queries for a block with keys, and keys."""
+    return (32, 24) if d <= 64 else (16, 16) if d <= 96 else (8, 8)
 
 
-def _owned_tiles(own, d, products):
+def _owned_tiles(own, d, passing_by, products):
     """Of a kernel of the backward pass: the tile that its block owns, and what passes by."""
-    rows, others, columns = filled_up(own, passing(d), d)
+    rows, others, columns = filled_up(own, passing_by, d)
     width = pitch(columns)
     return {"own": (2 * rows, width), "passing": (2 * others, width), "scores": (products * rows, pitch(others)),
             "L_i, D_i": (2, max(rows, others))}  # fmt: skip
@@ -175,12 +175,13 @@ def _owned_tiles(own, d, products):
 
 def _register_owners(Br, Bc, d):
     """Of the two kernels, the one that takes more: dS for one product, or P and dS for two."""
-    return max(_owned_tiles(Br, d, 1), _owned_tiles(Bc, d, 2), key=_elements)
+    queries, keys = passing(d)
+    return max(_owned_tiles(Br, d, keys, 1), _owned_tiles(Bc, d, queries, 2), key=_elements)
 
 
 def _register_gradients(Br, Bc, d):
     """S, dP, and dK_j and dV_j, with the row and two columns that are multiplied next."""
-    _, others, columns = (size // KEY_THREADS for size in filled_up(1, passing(d), d))
+    _, others, columns = (size // KEY_THREADS for size in filled_up(1, max(passing(d)), d))
     return ROWS, 2 * others + 2 * columns + 2
 
 
@@ -202,9 +203,10 @@ def _queries_of_shares(d, elements):
 
 
 def _owners_of_shares(d, elements):
+    queries, keys = passing(d)
     return (
-        _most_rows(48, lambda own: _owned_tiles(own, d, 1), elements),
-        _most_rows(32, lambda own: _owned_tiles(own, d, 2), elements),
+        _most_rows(48, lambda own: _owned_tiles(own, d, keys, 1), elements),
+        _most_rows(32, lambda own: _owned_tiles(own, d, queries, 2), elements),
     )
 
 

@@ -546,18 +546,18 @@ def register_tiled_backward(p):
     N, d, keys = p.N, p.d, p.share * p.N_k * p.d
     Br, Bc = p.blocks
     flash2 = flash2_backward(p)
-    step = passing(d)
-    own_keys, others, columns = filled_up(Bc, step, d)
-    own_queries, _, _ = filled_up(Br, step, d)
+    queries, step = passing(d)
+    own_keys, passing_queries, columns = filled_up(Bc, queries, d)
+    own_queries, passing_keys, _ = filled_up(Br, step, d)
 
     def key_flops():
-        steps = tiles(p.N_k, Bc) * tiles(N, step)
+        steps = tiles(p.N_k, Bc) * tiles(N, queries)
         if p.causal:
-            steps = sum(tiles(N - max(0, j + N - p.N_k), step) for j in range(0, p.N_k, Bc))
-        return steps * own_keys * others * (8 * columns + 4 + 2 * p.drops) + p.pairs + keys
+            steps = sum(tiles(N - max(0, j + N - p.N_k), queries) for j in range(0, p.N_k, Bc))
+        return steps * own_keys * passing_queries * (8 * columns + 4 + 2 * p.drops) + p.pairs + keys
 
     def query_flops():
-        return p.steps(Br, step) * own_queries * others * (6 * columns + 4 + p.drops) + p.pairs + N * d
+        return p.steps(Br, step) * own_queries * passing_keys * (6 * columns + 4 + p.drops) + p.pairs + N * d
 
     flops = {"rowsum": flash2["rowsum"].flops, "backward_dKdV": key_flops, "backward_dQ": query_flops}
     return {name: replace(kernel, flops=flops[name]) for name, kernel in flash2.items()}

@@ -29,7 +29,7 @@ from .register_tiled import forward, make_products
 @cache
 def make_dKdV(Bc, d, real, allowed, first, keep):
     """One tile of keys a block; the queries pass in tiles of Br."""
-    Br = passing(d)
+    Br, _ = passing(d)
     keys, rows, columns = filled_up(Bc, Br, d)               # whole shares: what is not there is 0
     Y, QUERIES, COLUMNS = keys // ROWS, rows // X, columns // X
     width, width_P = pitch(columns), pitch(rows)
@@ -113,7 +113,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
 @cache
 def make_dQ(Br, d, real, allowed, seen, keep):
     """One tile of queries a block; the keys pass in tiles of Bc."""
-    Bc = passing(d)
+    _, Bc = passing(d)
     rows, others, columns = filled_up(Br, Bc, d)
     Y, KEYS, COLUMNS = rows // ROWS, others // X, columns // X
     width, width_S = pitch(columns), pitch(others)
