@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from .. import timing
 from ..attention import attention, attention_backward
 from ..blocks import fitting_blocks
 from ..engine.launch import backend, free_bytes, to_device
@@ -17,7 +18,6 @@ from ..hbm import profiler
 from ..hbm.ledger import ledger
 from ..hbm.predict import flops, predict
 from ..testing import inputs
-from ..timing import interleaved, spread
 from .common import place
 from .memory import GIVEN, elements, stored
 
@@ -86,13 +86,13 @@ def times(sizes, passes):
             one = work(given=given, device="gpu", **passes[name])
             try:
                 one()  # compiles
-                flush()
+                timing.idle()
             except (ValueError, KernelError, MemoryError) as error:
                 why[name] = str(error)
             else:
                 works[name] = one
         if works:
-            seconds = {name: spread(taken) for name, taken in interleaved(works, REPEATS).items()}
+            seconds = {name: timing.spread(taken) for name, taken in timing.interleaved(works, REPEATS).items()}
     except (KernelError, MemoryError) as error:  # another program takes the memory
         why |= {name: str(error) for name in passes if not why[name]}
     return {"gpu": gpu_name(), "repeats": REPEATS, "seconds": seconds, "why": {k: v for k, v in why.items() if v}}
@@ -131,13 +131,6 @@ def bill_flags(stage, sizes):
 
 def gpu_name():
     return backend("gpu").limits().name
-
-
-def flush():
-    """Give memory that is no longer used back to the driver."""
-    from numba import cuda
-
-    cuda.current_context().memory_manager.deallocations.clear()
 
 
 def refusal(sizes, stage, direction, blocks=None, block_mask=None, deterministic=True):

@@ -35,9 +35,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(runs, "free_bytes", lambda device: runs.free)
     monkeypatch.setattr(runs, "free", 10**9, raising=False)
     monkeypatch.setattr(runs, "gpu_name", lambda: "H0")
-    monkeypatch.setattr(runs, "flush", lambda: None)
+    monkeypatch.setattr(runs.timing, "idle", lambda: None)
 
-    monkeypatch.setattr(runs, "interleaved", partial(interleaved, clock=lambda one: (one(), next(ticks))[1]))
+    monkeypatch.setattr(runs.timing, "interleaved", partial(interleaved, clock=lambda one: (one(), next(ticks))[1]))
     ticks = itertools.cycle([0.4, 0.1, 0.2, 0.9, 0.3])
     return monkeypatch
 
@@ -98,7 +98,7 @@ def test_the_work_is_the_pass_in_float32_at_the_figures_sizes(gpu, direction):
             bills.append(bill)
         return {name: [1.0] for name in works}
 
-    gpu.setattr(runs, "interleaved", clock)
+    gpu.setattr(runs.timing, "interleaved", clock)
     passes = {
         "flash2": {"stage": "flash2", "direction": direction, "deterministic": direction == "forward"},
         "flash": {"stage": "flash", "direction": "forward", "blocks": (8, 16)},
