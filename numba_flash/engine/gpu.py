@@ -237,6 +237,9 @@ def explained(kernel):
             raise _compiler_error(kernel, error) from error
         if names & _DRIVER:
             raise _driver_error(kernel, error) from error
+        if any(name.endswith("SupportError") for name in names):
+            old = f"this GPU and the installed CUDA do not go together: {error}; device='cpu' runs the same kernels"
+            raise errors.KernelError(old, kernel=_name(kernel)) from error
         if "has no attribute 'row_stack'" in str(error):
             advice = f"this numba-cuda does not work with NumPy {np.__version__}: pip install 'numpy<2.5'"
             raise errors.KernelError(advice, kernel=_name(kernel)) from error

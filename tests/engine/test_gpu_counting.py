@@ -21,6 +21,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 
 from numba.cuda import dispatcher, types
 from numba.cuda.cudadrv.driver import CudaAPIError
+from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.np.numpy_support import from_dtype
 
 from numba_flash.engine import gpu
@@ -207,9 +208,11 @@ def test_a_read_only_array_is_not_written(ptx):
         ptx(write, (A,))
 
 
-def test_numpy_too_new_for_numba_cuda():
+def test_what_does_not_go_together():
     with pytest.raises(errors.KernelError, match=r"pip install 'numpy<2\.5'"), gpu.explained(write):
         raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+    with pytest.raises(errors.KernelError, match=r"requires >=7\.5.*device='cpu'"), gpu.explained(write):
+        raise CCSupportError("GPU compute capability 5.2 is not supported (requires >=7.5)")
     with pytest.raises(AttributeError, match="other"), gpu.explained(write):
         raise AttributeError("module 'numpy' has no attribute 'other'")
 
