@@ -200,7 +200,7 @@ this.text(f"""
 `scores` of naive. The threads ask for {in_bytes(asked["naive scores"])}, and DRAM moves
 {in_bytes(DRAM["naive"][2]["scores"])}: caches answer {answered:.1%}. That is the Algorithm 0 of lesson 01, each
 operand once, and the caches do it by themselves. The tiles of lesson 03 ask for {in_bytes(asked["tiled scores"])} and
-DRAM moves as much as before. So `tiled` saves no DRAM. It saves requests, which L1 and L2 have to answer one by one,
+DRAM moves as much as before. So `tiled` saves DRAM next to nothing. It saves requests, which L1 and L2 have to answer one by one,
 and time falls all the same, from {ms["naive"]:.0f} ms to {ms["tiled"]:.0f}.
 
 Writing. DRAM moves less than `once` in places: flash2 has written {in_bytes(DRAM["flash2"][1])}, and O and L are
@@ -272,8 +272,8 @@ have {S / L2:.0f} times as much as L2 holds.
 
 flash and flash2 have no S, and L2 decides between them, too. In flash a block has a head, and passes over its Q and O
 once for each of Tc = {tiles(n, blocks["flash"].Bc)} tiles of keys. These are {in_bytes(pair)} per head. With a single
-block on each of {PROCESSORS} multiprocessors they are {in_bytes(PROCESSORS * pair)}, and {in_flash} have room: L2
-cannot hold them. When a block comes back to a row, the row is gone. So DRAM moves what the threads ask for:
+block on each of {PROCESSORS} multiprocessors they are {in_bytes(PROCESSORS * pair)}, and each has room for {in_flash}
+blocks: L2 cannot hold them. When a block comes back to a row, the row is gone. So DRAM moves what the threads ask for:
 {DRAM["flash"][2]["flash"] / 1e9:.2f} GB of {asked["flash flash"] / 1e9:.2f}. flash runs as if there were no cache, and
 that is how the paper counts.
 
@@ -448,14 +448,21 @@ this.show(report.table(["it is not", "the figure that proves it"], [
 
 this.part("Your turn")
 longer = 2 * N if N <= 1024 else N // 2
-there = {stage: nf.predict(stage, n=longer, d=d, heads=H, **how).elements for stage, how in settings.items()}
-wider = 2 * d if d <= 64 else d // 2
-tile = choose_blocks("flash", d=wider)
-this.tries({
-    f"--n {longer}": f"""naive moves {there['naive'] / bills['naive'].elements:.2f} times what it moves here, flash2
-    {there['flash2'] / bills['flash2'].elements:.2f} times. Where N is large both grow like N².""",
-    f"--d {wider}": f"""flash has tiles of {tile.Bc} keys then: Tc = {tiles(N, tile.Bc):,}.""",
-} if not this.blocks else {f"--n {longer}": "Twice or half the keys.", "--blocks=8,8": "More tiles, more bytes."})
+wider = 2 * d if d == 1 or (d <= 64 and not this.blocks) else d // 2
+
+
+def against(**sizes):
+    """What naive and flash2 move with other sizes, over what they move here."""
+    there = {"n": N, "d": d, "heads": H} | sizes
+    return (f"{nf.predict(stage, **there, **settings[stage]).elements / bills[stage].elements:.2f}"
+            for stage in ("naive", "flash2"))  # fmt: skip
+
+
+this.tries({flag: "naive moves {} times what it moves here, flash2 {} times. {}".format(*against(**sizes), why)
+            for flag, sizes, why in (
+    (f"--n {longer}", {"n": longer}, "Where N is large both grow like N²."),
+    (f"--d {wider}", {"d": wider}, "S, P and L have no d in them."),
+)})  # fmt: skip
 this.text(f"""
 Check yourself: take the paper's configuration with 16 heads in place of 1,024. For which kernels in the table of part 5
 does DRAM / once change, and why? What would DRAM move for flash? Part 7 has what you need. What the threads request:
