@@ -200,8 +200,8 @@ this.text(f"""
 `scores` of naive. The threads ask for {in_bytes(asked["naive scores"])}, and DRAM moves
 {in_bytes(DRAM["naive"][2]["scores"])}: caches answer {answered:.1%}. That is the Algorithm 0 of lesson 01, each
 operand once, and the caches do it by themselves. The tiles of lesson 03 ask for {in_bytes(asked["tiled scores"])} and
-DRAM moves as much as before. So `tiled` saves DRAM next to nothing. It saves requests, which L1 and L2 have to answer one by one,
-and time falls all the same, from {ms["naive"]:.0f} ms to {ms["tiled"]:.0f}.
+DRAM moves as much as before. So `tiled` saves next to nothing in DRAM. It saves requests, which L1 and L2 have to
+answer one by one, and time falls all the same, from {ms["naive"]:.0f} ms to {ms["tiled"]:.0f}.
 
 Writing. DRAM moves less than `once` in places: flash2 has written {in_bytes(DRAM["flash2"][1])}, and O and L are
 {in_bytes(one + 4 * heads * n)}. What is stored goes to L2, and from there to DRAM when L2 needs the room (write-back).
