@@ -38,7 +38,9 @@ from .engine.model import GRID_YZ, THREADS
 from .engine.rewrite import function_of
 from .errors import KernelError
 from .files import write_text
+from .hbm import profiler
 from .hbm.ledger import KINDS, Count
+from .hbm.predict import predict
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
 ANSWER = " Your answer (? for a hint): "
@@ -73,7 +75,8 @@ def start(
     where a block has one query, --blocks is Bc alone. predict_only: the lesson predicts that stage and does not run it,
     so that a tile of any size will do. sizes: what the heading says of the run, from {n}, {d}, {heads}, {blocks} and
     {threads}. meanings: flag -> what --help says of it, where that is special to the lesson. extra: flags of this
-    lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too.
+    lesson alone, name -> (default, argparse type, METAVAR, what it means); each becomes an attribute too. One whose
+    default is False takes no value. `measure` asks ncu, and is refused where that cannot be.
     """
     extra = extra or {}
     values = {"n": n, "d": d, "heads": heads, "blocks": blocks, "seed": seed, "device": None}
@@ -92,6 +95,7 @@ def start(
             ),
         ),
         (where, lambda: device(flags.device)),
+        ("flags", lambda: getattr(flags, "measure", False) and refuse_measuring(flags)),
         ("argument --json", lambda: check_writable(flags.json)),
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
         ("argument --answers", lambda: check_answers(flags.answers)),
@@ -140,7 +144,8 @@ def _parser(name, values, stage, direction, predict_only, meanings, extra):
     }.items():
         default = values[flag]
         help = f"{meanings.get(flag, meaning)} (default: {'what fits' if default is None else _written(default)})"
-        parser.add_argument(f"--{flag}", type=kind, default=default, metavar=sign, help=help)
+        how = {"action": "store_true"} if default is False else {"type": kind, "default": default, "metavar": sign}
+        parser.add_argument(f"--{flag}", help=meaning if default is False else help, **how)
     chosen = "where kernels run (default: the GPU if there is one, else cpu)"
     parser.add_argument("--device", choices=("cpu", "gpu", "sim"), help=chosen)
     parser.add_argument("--step", action="store_true", help="wait for Enter between the parts and before answers")
@@ -176,6 +181,11 @@ def tile_sides(text):
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid: give Br,Bc or one number for both")
     return sides * (3 - len(sides))
+
+
+def _given(value):
+    """What follows the name of a flag that is given, nothing where it has no value."""
+    return "" if value is True else f"{' ='[isinstance(value, tuple)]}{_written(value)}"
 
 
 def _written(value):
@@ -216,6 +226,12 @@ def check_distinct(**files):
     for (one, path), (other, same) in combinations(there, 2):
         if path == same:
             raise ValueError(f"--{one} and --{other} are the same file, {files[other]!r}: name two")
+
+
+def refuse_measuring(flags):
+    """ValueError where --measure cannot be: without a GPU, or without ncu."""
+    for place in (flags.device, None):  # what `figures` measures is where device() says
+        profiler.refuse(SimpleNamespace(predict_only=False, device=place), predict("flash2", n=1, d=1))
 
 
 def check_answers(path):
@@ -396,7 +412,7 @@ class Lesson:
         """Print commands to try: `flags` maps the flags of a run to what it will show. Flags in use stay in use."""
         for more, what in flags.items():
             kept = {flag: value for flag, value in self.given.items() if not re.search(f"--{flag}[ =]", more)}
-            kept = "".join(f" --{flag}{' ='[isinstance(v, tuple)]}{_written(v)}" for flag, v in kept.items())
+            kept = "".join(f" --{flag}{_given(value)}" for flag, value in kept.items())
             command = _folded(f"{self.command()}{kept} {more}", self.screen.width)
             self.text(f"{command}\n{' '.join(what.split())}")
 
@@ -476,12 +492,13 @@ class Lesson:
         names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == self.run["lesson"]]
         one = len(names) == 1
         what, them, of_one = ("Exercise", "it", "its hole") if one else ("Exercises", "them", "the hole of one")
-        self.text(f"""
-        {what}: {", ".join(names)}. Copy {them}, fill {of_one}, and have it judged:
+        if names:
+            self.text(f"""
+            {what}: {", ".join(names)}. Copy {them}, fill {of_one}, and have it judged:
 
-            python -m numba_flash check --copy work
-            python -m numba_flash check work/{names[0]}.py
-        """)
+                python -m numba_flash check --copy work
+                python -m numba_flash check work/{names[0]}.py
+            """)
         if self.json:
             write_text(self.json, json.dumps(self.figures, indent=1) + "\n")
         pictures = (

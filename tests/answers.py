@@ -1,5 +1,6 @@
 """The answers to the questions of the lessons, found in another way: by counting a run, or one access after another."""
 
+import itertools
 import math
 
 import numpy as np
@@ -195,6 +196,21 @@ def loads_of_a_thread(R, C, d):
     return sum(one.elements for one in found if (one.space, one.kind) == ("shared", "loads"))
 
 
+def outgrown(B):
+    return next(N for N in itertools.count(1) if B * N * N * np.float32().nbytes > 60 * 2**20)
+
+
+def least(N, d, H):
+    kept = [np.empty((H, N, d), np.float32) for _ in "QKVO"] + [np.empty((H, N), np.float32)]
+    return sum(tensor.nbytes for tensor in kept)
+
+
+def bar(N, d, Bc):
+    """All that the kernel of flash moves, less what the paper leaves out."""
+    flash = counted("flash", 1, N, d, blocks=(8, Bc)).kernels["flash"]
+    return sum(count.elements for tensor, count in flash.items() if tensor not in "lm") - N * d
+
+
 ANSWERS = {
     "00": {
         "threads": lambda N, B: len(launched(N, B)),
@@ -239,6 +255,7 @@ ANSWERS = {
     },
     "11": {"more": splits, "filled": filled},
     "12": {"sectors": sectors, "wavefronts": wavefronts, "loads": loads_of_a_thread},
+    "13": {"L2": outgrown, "least": least, "bar": bar},
 }
 NEAR = {("06", "M"): 0.08, ("04", "l"): 1e-12, ("09", "sum"): 1e-12}  # where the other way rounds
 

@@ -1,11 +1,13 @@
 """Every lesson in a short form, as a learner runs it: in a process of its own."""
 
+import ast
 import html
 import json
 import math
 import os
 import random
 import re
+import runpy
 import select
 import shlex
 import signal
@@ -14,8 +16,9 @@ import sys
 import tempfile
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -27,7 +30,9 @@ import numba_flash as nf
 from numba_flash import dropout, lesson, report
 from numba_flash.course.exam_questions import numbers
 from numba_flash.course.exercises import EXERCISES
+from numba_flash.figures import runs
 from numba_flash.hbm.ledger import Bill
+from numba_flash.timing import spread
 
 from . import answers
 
@@ -105,7 +110,8 @@ def test_the_lessons_are_there():
     assert LESSONS[:4] == ["00_cuda.py", "01_memory_bound.py", "02_naive.py", "03_tiled.py"]
     assert LESSONS[4:8] == ["04_online_softmax.py", "05_flash.py", "06_what_it_is_not.py", "07_backward.py"]
     assert LESSONS[8:] == ["08_masks.py", "09_dropout.py", "10_block_sparse.py", "11_decoding.py"] + [
-        "12_register_tiled.py"
+        "12_register_tiled.py",
+        "13_figures.py",
     ]
 
 
@@ -124,7 +130,7 @@ def test_output(name):
     assert agrees(out)
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", [name for name in LESSONS if name != "13_figures.py"])  # which has none
 def test_it_names_its_exercises(name):
     end = " ".join(short(name)[1].split("Check yourself")[1].split())
     names = [exercise.name for exercise in EXERCISES.values() if exercise.lesson == name[:2]]
@@ -467,6 +473,72 @@ def test_the_four_claims(tmp_path):
     assert "every tensor that these kernels load or store has elements of 4 bytes." in " ".join(out.split())
 
 
+def measured():
+    """What lesson 13 has as constants, from its source."""
+    tree = ast.parse((ROOT / "lessons" / "13_figures.py").read_text(encoding="utf-8"))
+    values = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
+    return {node.targets[0].id: ast.literal_eval(node.value) for node in values if node.targets[0].id.isupper()}
+
+
+@pytest.fixture(scope="module")
+def lesson_13(tmp_path_factory):
+    """Lesson 13 in this process, as if a GPU and ncu were there -> what it prints, and its figures."""
+    file = tmp_path_factory.mktemp("lesson 13") / "figures.json"
+    moved = {stage: {"read": 10**9, "written": at * 10**9, "kernels": {}} for at, stage in enumerate(nf.STAGES)}
+    del moved["naive"]
+    clock = {"gpu": "H0", "seconds": {stage: spread([0.7, 0.777, 0.8]) for stage in nf.STAGES}, "why": {}}
+    script = str(ROOT / "lessons" / "13_figures.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "dram", lambda sizes, stages: {"bytes": moved, "why": {"naive": "it was too slow"}})
+        patch.setattr(runs, "times", lambda sizes, passes: clock | {"asked": passes})
+        patch.setattr(lesson.profiler, "refuse", lambda flags, predicted: None)
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        patch.setattr(sys, "argv", [script, "--n", "16", "--d", "8", "--measure", "--json", str(file)])
+        patch.setenv("NUMBA_FLASH_DEVICE", "cpu")
+        with redirect_stdout(StringIO()) as out:
+            runpy.run_path(script)
+    return out.getvalue(), json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_what_dram_moved(lesson_13):
+    """The measured bytes add up, and each gap that lesson 13 explains is there."""
+    (out, found), DRAM = lesson_13, measured()["DRAM"]
+    one, S = 4 * 1024 * 1024 * 64, 4 * 1024 * 1024**2  # bytes of all 1,024 heads
+    requested = {stage: nf.predict(stage, n=1024, d=64, heads=16, batch=64).total_bytes for stage in nf.STAGES}
+    assert {stage: row[0] for stage, row in found["ladder"].items()} == requested
+    for stage, (read, written, kernels) in DRAM.items():
+        assert found["ladder"][stage][1] == read + written == sum(kernels.values())
+        assert list(kernels) == list(nf.predict(stage, n=8, d=8).kernels)
+        assert sum(found["once"][f"{stage} {kernel}"] for kernel in kernels) <= requested[stage]
+    assert found["once"]["naive scores"] == found["once"]["naive output"] == 2 * one + S
+    assert found["once"]["flash2 flash2"] == 4 * one + 4 * 1024 * 1024
+    assert found["once"]["flash flash"] == 5 * one + 4 * 4 * 1024 * 1024
+    for claim in (
+        "DRAM falls most at `online_softmax`, by 63.2 GB; at `tiled` by 0.18 GB of 78.8, and at the last step not",
+        "a sector came 4.0 times per pass. P was written 4.2 times",
+        "for: 13.67 GB of 13.69",
+        "9.85 MB lie in L2 still",
+        "805,402,368 bytes; Q, K and V are 805,306,368",
+    ):
+        assert claim in " ".join(out.split()), claim
+    assert found["outgrows"] == {"1": 3966, "16": 992, "1024": 124}
+    for count, N in found["outgrows"].items():
+        assert 4 * int(count) * (N - 1) ** 2 <= 60 * 2**20 < 4 * int(count) * N**2
+    assert found["floors"]["flash2"][0] < found["floors"]["flash2"][1] < found["ladder"]["flash2"][2]
+    assert not re.search("DIFFER|WRONG", out)
+
+
+def test_ones_own_measurement(lesson_13):
+    out, found = lesson_13
+    assert "And yours, on H0:" in out and "Left out: it was too slow." in out
+    assert re.search(r"^ naive +78\.8 GB +- +320\.5 +777\.0$", out, re.MULTILINE)
+    assert re.search(r"^ flash2 +1\.07 GB +5\.00 GB +14\.4 +777\.0$", out, re.MULTILINE)
+    tried = [command.split(".py ")[1] for command in commands(out)]
+    assert tried == ["--d 8 --measure --n 32", "--n 16 --measure --d 16"]
+    assert found["measure"] is True and list(found["times"]["asked"]) == list(nf.STAGES)
+    assert all(how["direction"] == "forward" for how in found["times"]["asked"].values())
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -597,6 +669,7 @@ def test_a_lesson_that_only_predicts_takes_any_tile(name):
         ("11_decoding.py", "--splits", "0", "whole number from 1 to 1,024"),
         ("11_decoding.py", "--splits", "1025", "whole number from 1 to 1,024"),
         ("06_what_it_is_not.py", "--sram", "48K", "whole number from 4,096 to 16,777,216"),
+        ("13_figures.py", "--measure", "--device=cpu", "--measure needs a GPU: leave it out, or --device cpu"),
     ],
 )
 def test_bad_flags_of_one_lesson(name, flag, value, says):

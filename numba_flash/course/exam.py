@@ -17,7 +17,7 @@ from ..questions import number as number_from
 from .exam_questions import POOL, TOPICS
 
 LEAST = {"kind": 3}  # questions of a topic that no exam is without
-FIRST, LAST = 6, 11  # lessons: those that an exam can end with
+FIRST, LAST = 6, 13  # lessons: those that an exam can end with
 MINUTES = 60
 NOT_UNDERSTOOD = "not understood"
 PAGE = """<!DOCTYPE html>

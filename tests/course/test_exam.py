@@ -495,6 +495,17 @@ def local_pattern(n, d, side):
     return [len(near), sum(side * d for _ in near), sum(side for _ in range(n // side) for _ in range(n // side))]
 
 
+def a_warp_asks(s, width, R, C):
+    banks = [row * width % 32 for row in range(32)]
+    return [len({4 * s * i // 32 for i in range(32)}), max(map(banks.count, banks)), 1 / R + 1 / C]
+
+
+def what_dram_moves(n, d, heads):
+    Q, S = (np.broadcast_to(np.float32(0), (heads, n, columns)) for columns in (d, n))
+    fits = "no" if S.nbytes > 60 * 1024 * 1024 else "yes"
+    return [S.nbytes, fits, Q.nbytes + Q.nbytes + S.nbytes, sum(Q.nbytes for _ in "QKV")]
+
+
 def trace(exponents, values):
     S, V = np.log(2.0) * np.ravel(exponents), np.ravel(values).astype(float)
     rows = []
@@ -566,6 +577,7 @@ def read_errors(seed, names):
 COUNTS = {f.__name__: f for f in (
     naive_bill, tiled_bill, online_bill, flash_bill, flash2_bill, tile_moves, tiles_that_fit, when_flash_loses,
     causal_keys, kept_between, backward_bill, training_products, intensity, decoding, dropout_bytes, local_pattern,
+    a_warp_asks, what_dram_moves,
     trace, merging, softmax_gradient, causal_rows, line_12, two_forms_of_D, why_the_factor, theorem_2,
     softmax_jacobian, does_recomputing_pay, read_errors,
 )}  # fmt: skip
@@ -655,6 +667,12 @@ SLIPPED = {
         (1, 3 * np.zeros((n, n), bool).nbytes),
     ],
     "local_pattern": lambda n, side, **_: [(0, 3 * (n // side)), (2, sum(n // side for _ in range(n // side)))],
+    "a_warp_asks": lambda R, C, **_: [(0, 128 / 32), (1, 1), (2, R * C * 2 / (R * C))],
+    "what_dram_moves": lambda n, d, heads: [
+        (0, heads * n * n),
+        (2, sum(4 * heads * n * n * d for _ in "QK") + 4 * heads * n * n),
+        (3, sum(4 * heads * n * d for _ in "QK")),
+    ],
     "merging": lambda outs, **_: [(1, np.mean(outs)), (1, np.mean([*outs, 0]))],
     "softmax_gradient": lambda P, dP: [(t + 1, float(Fraction(P[t])) * dP[t]) for t in range(3)],
     "causal_rows": lambda n, n_k, i: [(0, causal_slip(n, n_k, i))],

@@ -1,5 +1,7 @@
 """Bills, tiles and operations at sizes that are drawn; every answer comes from the library."""
 
+import math
+
 from ... import patterns
 from ...blocks import choose_blocks, tiles
 from ...hbm.predict import algorithm0, flops, kept, predict
@@ -408,4 +410,66 @@ def local_pattern(rng):
             (f"{Tr * Tr} bytes", "counted one thread per block; all of them ask"),
         ),
         "facts": {"n": N, "d": d, "side": side},
+    }
+
+
+@question("numbers", "12, parts 2, 3 and 5", 5)
+def a_warp_asks(rng):
+    s, width, (R, C) = rng.choice((2, 3, 5, 6)), rng.choice((42, 44, 50, 52, 56, 72, 80)), rng.sample((2, 4, 8), 2)
+    return {
+        "text": "float32; a warp of 32 threads, a sector of 32 bytes, 32 banks of 4 bytes. Thread i of a warp loads "
+        f"X[{s}·i] from HBM, where X begins with a sector. Then it reads tile[i, 0] of a tile in shared memory whose "
+        f"rows have {width} elements. Then it multiplies, in registers, {R} rows by {C} columns.",
+        "parts": (
+            Part("How many sectors does the load from HBM touch?", 4 * s),
+            Part("How many wavefronts does the read from shared memory take?", math.gcd(width, 32), 2),
+            Part("How many words does it load from shared memory per product, as a decimal?", (R + C) / (R * C)),
+        ),
+        "open": ((1, "it loads about one word per product, and shared memory serves 32 words where 128 are computed"),),
+        "also": "Why is a kernel with one result per thread bound by shared memory on an H200?",
+        "why": f"Neighbours lie {4 * s} bytes apart: 32·{4 * s}/32 sectors, none left out. Rows begin {width} banks "
+        f"apart: gcd({width}, 32) rows share a bank. {R} + {C} words serve {R}·{C} products.",
+        "wrong": (
+            ("4 sectors", "took the elements for neighbours"),
+            ("1 wavefront", "thought that only equal words collide; different rows can begin in one bank"),
+            ("2 words per product", "loaded both factors of each product anew"),
+        ),
+        "facts": {"s": s, "width": width, "R": R, "C": C},
+    }
+
+
+@question("numbers", "13, parts 5 and 7", 6)
+def what_dram_moves(rng):
+    N, d, heads = 256 * rng.randrange(2, 9), rng.choice((32, 64)), rng.choice((2, 8, 32, 128, 512))
+    scores, one = 4 * heads * N * N, 4 * heads * N * d
+    return {
+        "text": f"Forward, {heads} heads, N = {N:,} queries and keys, d = {d}, float32, on a GPU whose L2 holds 60 MiB "
+        "(62,914,560 bytes). A profiler empties the caches before each kernel.",
+        "parts": (
+            Part("How many bytes is S of all heads?", scores),
+            Part(
+                "Can the softmax of `naive` find S in L2 in a run without the profiler (yes or no)?",
+                "yes" if scores <= 60 * 2**20 else "no",
+            ),
+            Part(
+                "How many bytes must DRAM move at least for `scores` of `naive`, what is stored included?",
+                2 * one + scores,
+                2,
+            ),
+            Part("How many bytes must DRAM read at least for `flash2`?", 3 * one),
+        ),
+        "open": ((2, "L2 answers what is read again; what is stored may lie in L2 still when the kernel ends"),),
+        "also": "The threads of `naive` ask for far more than that. Why need DRAM not move it? And why can a profiler "
+        "see fewer bytes written than a kernel stored?",
+        "why": "S has 4N² bytes per head. Each tensor that is loaded has to come once, and each that is stored has to "
+        "go once: Q, K and S for `scores`; flash2 reads Q, K and V.",
+        "wrong": (
+            (f"{heads * N * N:,} for S", "counted elements; each has 4 bytes"),
+            (
+                f"{predict('naive', n=N, d=d, heads=heads).kernels['scores']['Q'].loads * 8 + scores:,} for `scores`",
+                "gave the bytes that the threads request; caches answer nearly all loads",
+            ),
+            (f"{2 * one:,} for flash2", "left a tensor out: Q, K and V"),
+        ),
+        "facts": {"n": N, "d": d, "heads": heads},
     }
