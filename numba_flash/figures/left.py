@@ -22,6 +22,7 @@ MEASURES = True
 RUN = {"n": 1024, "d": 64}  # at most, where a head is counted: 15 s on two cores
 
 VARIANTS = {name: (name, True) for name in STAGES} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
+NOISE = 0.01  # of a measured figure: two runs may differ by so much
 STEP = 16  # tiles are tried in multiples of it
 FLOAT32 = runs.FLOAT32
 STANDARD = "Algorithms 0 and 3"
@@ -348,8 +349,8 @@ def hardware_page(figures):
 
 
 def falls(what, values, number):
-    """Sentences: whether a figure falls at every step of the ladder, or where it does not."""
-    steps = [(a, b) for a, b in pairwise(values) if values[b] >= values[a]]
+    """Sentences: whether a figure falls at every step of the ladder, by more than what runs differ, or where not."""
+    steps = [(a, b) for a, b in pairwise(values) if values[b] >= (1 - NOISE) * values[a]]
     if len(values) < 2:
         return
     if not steps:

@@ -34,6 +34,7 @@ def check(figures):
     assert positive(figures["numpy"]["seconds"])
 
 
+@pytest.mark.course
 def test_the_whole_command(capsys, tmp_path):
     file = tmp_path / "bench.json"
     assert cli.main(["bench", "--n", "9", "--d", "5", "--repeats", "2", "--json", str(file)]) == 0

@@ -321,6 +321,8 @@ def test_a_measurement_that_fails_is_exit_status_1_after_the_page(run, gpu, monk
 
 def test_falls():
     assert list(left.falls("x", {"a": 3, "b": 2, "c": 1}, str)) == ["x: less at every step."]
+    (same,) = left.falls("x", {"a": 1000, "b": 999}, str)
+    assert same == "x: not less in b, 999, than in a, 1000."
     assert list(left.falls("x", {"a": 3, "b": 3, "c": 4}, str)) == [
         "x: not less in b, 3, than in a, 3.",
         "x: not less in c, 4, than in b, 3.",
