@@ -75,8 +75,8 @@ def attention(
     axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
     arrays. Arrays in GPU memory (`__cuda_array_interface__`: torch, cupy, numba) stay there: the result is a numba
     device array, and nothing is copied. Input of any strides is right; what is not contiguous is copied once. A
-    subclass of NumPy's array counts as the plain array, a masked array is refused. The stages flash and flash2 hold l·O
-    while they sum, so that values of V beyond the largest number over N_k overflow in them.
+    subclass of NumPy's array counts as the plain array, a masked array is refused. The stages flash, flash2 and
+    register_tiled hold l·O while they sum, so that values of V beyond the largest number over N_k overflow in them.
 
     Raises TypeError for an argument of the wrong kind (a list, another or a mixed dtype, host and GPU memory mixed),
     ValueError for a wrong value (shapes that do not fit, no heads, d out of range, scale NaN or infinite, an unknown
@@ -138,9 +138,9 @@ def attention_backward(
 ):
     """Gradients of Σ(out ∘ dout) with respect to q, k and v, by the backward pass of one stage -> (dq, dk, dv).
 
-    q, k, v, scale, causal, key_mask, dropout_p, seed, block_mask and device: as for `attention`. dout: the gradient of
-    out, shaped like q and in its dtype. out and lse: what `attention(..., return_lse=True)` gave for the same
-    arguments; the stages without S and P in HBM compute from them, the others form S and P again. Without out and lse
+    q, k, v, scale, causal, key_mask, dropout_p, seed, block_mask and device: as for `attention` (but register_tiled in
+    float64 reaches d = 224). dout: the gradient of out, shaped like q and in its dtype. out and lse: what
+    `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P in HBM compute from them, the others form S and P again. Without out and lse
     the stage's forward pass runs first, and keeps what its backward pass wants: the bill shows its kernels on lines of
     their own. blocks: the tile sizes of
     the backward pass, as its stage explains them; with a block_mask, of both passes, by default those of `attention`.

@@ -359,7 +359,7 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
                 f"blocks={_form(stage, tiling)}"
             )
     elif tiling.square:
-        raise ValueError(f"'paper' is the rule of flash and flash2; stage {stage!r} has square tiles: pass a side T")
+        raise ValueError(f"'paper' is for stages with (Br, Bc), and stage {stage!r} has square tiles: pass a side T")
     else:
         Bc = tiles(sram // size, 4 * d)
         Br = min(Bc, d)
@@ -443,6 +443,8 @@ def _fitting(stage, blocks, d, dtype, direction):
     chosen = check_blocks(stage, blocks, d=d, dtype=dtype, direction=direction)
     if chosen is None or chosen.fits:
         return chosen
+    if not replace(chosen, Br=1, Bc=1).fits:
+        choose_blocks(stage, d=d, dtype=dtype, direction=direction)  # raises: there are none
     given = blocks if blocks is not None else tuple(chosen)
     given = tuple(given) if isinstance(given, Blocks) else given
     way_out = f"blocks={_largest(chosen, lambda Br, Bc: replace(chosen, Br=Br, Bc=Bc).fits)} fits"

@@ -57,8 +57,8 @@ def rates(figures):
         return
     yield report.prose(
         f"{sizes} The matmuls are torch.matmul of {rates['side']:,} × {rates['side']:,}. float32 is without TF32, the "
-        "tensor cores' float32 whose factors have 10 bits of fraction. torch's `efficient` multiplies float32 there all "
-        "the same, by three products of TF32 (3xTF32), so this rate does not bound it. Our kernels use no tensor cores."
+        "tensor cores' float32 whose factors have 10 bits of fraction. torch's `efficient` multiplies float32 there, "
+        "too, by three products of TF32 (3xTF32), so this rate does not bound it. Our kernels use no tensor cores."
     )
 
 

@@ -306,7 +306,7 @@ FAULTS = {
         Fault("L without m", "m_i[u] + math.log(l)", "math.log(l)", "lse off by the row's maximum"),
         Fault("keys beyond the tail", "r < n_i and c < n_j and", "r < n_i and",
               "tail columns: scores of 0 enter the sum", shown_by="ragged"),
-        Fault("top-left causal", "i + r + N_k - N, j + c)", "i + r, j + c)",
+        Fault("top-left causal", "int64(i + r) + N_k - N, j + c)", "i + r, j + c)",
               "causal order aligned at the top left where N_q ≠ N_k", aim="masks", shown_by="causal"),
         Fault("K heads interleaved", "g = h * K.shape[0] // Q.shape[0]", "g = h % K.shape[0]",
               "GQA by repeat in place of repeat_interleave", shown_by="heads"),
@@ -321,7 +321,7 @@ FAULTS = {
         Fault("dropout transposed in dQ", "dP_ij[u, w] *= keep(seed, p_drop, h, i + r, j + c)",
               "dP_ij[u, w] *= keep(seed, p_drop, h, j + c, i + r)",
               "another random mask than that of the forward pass", aim="masks", shown_by="dropout"),
-        Fault("top-left causal", "i + r + N_k - N, j + c)", "i + r, j + c)",
+        Fault("top-left causal", "int64(i + r) + N_k - N, j + c)", "i + r, j + c)",
               "causal order aligned at the top left where N_q ≠ N_k", times=2, aim="masks", shown_by="causal"),
     ],
     "stages/flash2_atomic_backward.py": [

@@ -14,7 +14,7 @@ in fours, 4x to 4x + 3 and so on every 4X. X threads share a row, so its maximum
 import math
 from functools import cache
 
-from numba import cuda, uint32
+from numba import cuda, int64, uint32
 
 from ..blocks import KEY_THREADS as X
 from ..blocks import ROWS, filled_up, fitting_blocks, pitch, tiles
@@ -122,7 +122,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                 m = real(-math.inf)
                 for w in range(KEYS):
                     c = x + X * w
-                    is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
+                    is_seen = r < n_i and c < n_j and allowed(mask, b, int64(i + r) + N_k - N, j + c)
                     S_ij[u, w] = S_ij[u, w] * scale if is_seen else real(-math.inf)
                     m = max(m, S_ij[u, w])
                 part[r, x] = m

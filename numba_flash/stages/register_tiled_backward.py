@@ -15,7 +15,7 @@ P and dS pass through shared memory, to be multiplied along their other side.
 import math
 from functools import cache
 
-from numba import cuda, uint32
+from numba import cuda, int64, uint32
 
 from ..blocks import KEY_THREADS as X
 from ..blocks import ROWS, filled_up, fitting_blocks, passing, pitch, tiles
@@ -90,7 +90,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
                     c = y + Y * u
                     for w in range(QUERIES):
                         r = x + X * w
-                        is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
+                        is_seen = r < n_i and c < n_j and allowed(mask, b, int64(i + r) + N_k - N, j + c)
                         p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
                         z = keep(seed, p_drop, h, i + r, j + c)  # Alg. 4 of the paper, l. 14, 15 and 18
                         P_ij[c, r] = p * z
@@ -171,7 +171,7 @@ def make_dQ(Br, d, real, allowed, seen, keep):
                 r = y + Y * u
                 for w in range(KEYS):
                     c = x + X * w
-                    is_seen = r < n_i and c < n_j and allowed(mask, b, i + r + N_k - N, j + c)
+                    is_seen = r < n_i and c < n_j and allowed(mask, b, int64(i + r) + N_k - N, j + c)
                     p = weight(S_ij[u, w] * scale if is_seen else real(-math.inf), L_i[r])  # Alg. 2, l. 11
                     dP_ij[u, w] *= keep(seed, p_drop, h, i + r, j + c)
                     dS_ij[r, c] = p * (dP_ij[u, w] - D_i[r])  # Alg. 2, l. 14

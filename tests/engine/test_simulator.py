@@ -50,6 +50,15 @@ for dtype in (np.float32, np.float64):
                 out[device] = *nf.attention(q, k, v, stage=stage, return_lse=True, device=device), bill
         close = [bool(np.allclose(out["sim"][i], out["cpu"][i], rtol=1e-5)) for i in (0, 1)]
         report[f"{stage} {np.dtype(dtype)}"] = [all(close), out["sim"][2].diff(out["cpu"][2])]
+how = {"causal": True, "key_mask": np.array([True, False]), "dropout_p": 0.3, "seed": 7}
+q, dout, k, v = (rng.standard_normal((1, n, 4)).astype(np.float32) for n in (5, 5, 2, 2))
+for stage in STAGES:
+    masked = {}
+    for device in ("sim", "cpu"):
+        run = {"stage": stage, "device": device, **how}
+        masked[device] = nf.attention(q, k, v, **run), *nf.attention_backward(q, k, v, dout, **run)
+    close = [bool(np.allclose(a, b, rtol=1e-4, atol=1e-6)) for a, b in zip(masked["sim"], masked["cpu"])]
+    report[f"{stage} masked"] = [all(close), []]
 print(json.dumps(report))
 """
 

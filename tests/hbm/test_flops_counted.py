@@ -90,6 +90,7 @@ def flops(stage, N, N_k, d, **how):
 masks.math, masks.make_keep = fake, keep
 report = {}
 MASKS = (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1)
+FILLED_UP = 7, 11, 37, (6, 9)
 SIZES = (5, 7, 3, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2)), (9, 5, 2, (4, 3))
 for stage in nf.STAGES:
     module = importlib.import_module(f"numba_flash.stages.{stage}")
@@ -100,14 +101,15 @@ for stage in nf.STAGES:
         other.empty = lambda shape, dtype, device=None: np.full(shape, Number("nan"), object)
         other.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
         other.fitting_blocks = lambda stage, tiles, d, dtype, direction=None: blocks
-    for N, N_k, d, blocks in SIZES if stage in ("flash", "flash2") else SIZES[:3]:  # the others have many threads
+    sizes = SIZES if stage in ("flash", "flash2") else SIZES[:3]  # the others have many threads
+    for N, N_k, d, blocks in (*sizes, FILLED_UP) if stage == "register_tiled" else sizes:
         if stage in ("tiled", "online_softmax"):
             blocks = blocks[:1] * 2
         rng = np.random.default_rng(0)
         numbers = np.vectorize(Number, otypes=[object])
         Q = numbers(rng.standard_normal((2, N, d)))
         K, V = (numbers(x) if N_k else x.astype(object) for x in rng.standard_normal((2, 1, N_k, d)))
-        for causal, dropped, sparse in {5: MASKS, 9: MASKS[:2]}.get(N, MASKS[::2]):
+        for causal, dropped, sparse in {5: MASKS, 7: MASKS[1:2], 9: MASKS[:2]}.get(N, MASKS[::2]):
             if sparse and (stage != "flash2" or not N_k):
                 continue
             mask = dataclasses.replace(masks.no_mask(), causal=bool(causal), p_drop=np.float64(dropped / 4))

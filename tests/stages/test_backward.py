@@ -94,6 +94,8 @@ def test_a_stage_without_tiles_for_many_columns():
     q = np.ones((3, 256))
     with pytest.raises(ValueError, match="no tiles of 'register_tiled', backward with d = 256 .*pass another stage"):
         nf.attention_backward(q, q, q, q, stage="register_tiled", device="cpu")
+    with pytest.raises(ValueError, match="no tiles of 'register_tiled', backward with d = 256 .*pass another stage"):
+        nf.attention_backward(q, q, q, q, stage="register_tiled", blocks=(8, 8), device="cpu")
     nf.attention_backward(q[:, :224], q[:, :224], q[:, :224], q[:, :224], stage="register_tiled", device="cpu")
 
 
