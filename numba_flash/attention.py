@@ -140,10 +140,10 @@ def attention_backward(
 
     q, k, v, scale, causal, key_mask, dropout_p, seed, block_mask and device: as for `attention` (but register_tiled in
     float64 reaches d = 224). dout: the gradient of out, shaped like q and in its dtype. out and lse: what
-    `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P in HBM compute from them, the others form S and P again. Without out and lse
-    the stage's forward pass runs first, and keeps what its backward pass wants: the bill shows its kernels on lines of
-    their own. blocks: the tile sizes of
-    the backward pass, as its stage explains them; with a block_mask, of both passes, by default those of `attention`.
+    `attention(..., return_lse=True)` gave for the same arguments; the stages without S and P in HBM compute from them,
+    the others form S and P again. Without out and lse the stage's forward pass runs first, and keeps what its backward
+    pass wants: the bill shows its kernels on lines of their own. blocks: the tile sizes of the backward pass, as its
+    stage explains them; with a block_mask, of both passes, by default those of `attention`.
     deterministic=False: blocks add to dq by atomics, in the order in
     which they happen to run (flash2 alone); otherwise every run gives the same bits.
 
