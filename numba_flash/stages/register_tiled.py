@@ -69,13 +69,28 @@ def make_products(rows, others, columns, real):
 
 
 @cache
+def make_fill(d, columns, Y, real):
+    """fill(tile, M, h, first, there, x, y): rows `first` on of head h of M, `there` of them; what is not there is 0."""
+    COLUMNS = columns // X
+
+    @cuda.jit(device=True)
+    def fill(tile, M, h, first, there, x, y):
+        for r in range(y, tile.shape[0], Y):
+            for w in range(COLUMNS):
+                t = x + X * w
+                tile[r, t] = M[h, first + r, t] if r < there and t < d else real(0)
+
+    return fill
+
+
+@cache
 def make_forward(Br, Bc, d, real, allowed, seen, keep):
     """One tile of Q a block of X × Y threads, which own ROWS × KEYS scores and ROWS × COLUMNS elements of O each."""
     rows, others, columns = filled_up(Br, Bc, d)             # whole shares: what is not there is 0
     Y, KEYS, COLUMNS = rows // ROWS, others // X, columns // X
     width, width_P = pitch(columns), pitch(others, 8)
     rows_by_rows, rows_by_columns, column = make_products(rows, others, columns, real)
-    weight = make_weight(real)
+    fill, weight = make_fill(d, columns, Y, real), make_weight(real)
 
     @cuda.jit
     def register_tiled(Q, K, V, mask, O, L, scale, seed, p_drop):
@@ -96,10 +111,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
         i = cuda.blockIdx.x * Br                             # Alg. 1, l. 3
         n_i = uint32(min(Br, N - i))                         # queries that there are in the tile
         keys = seen(min(i + Br, N) - 1 + N_k - N, N_k)       # what the last query of this tile sees
-        for r in range(y, rows, Y):
-            for w in range(COLUMNS):
-                t = x + X * w
-                Q_i[r, t] = Q[h, i + r, t] if r < n_i and t < d else real(0)  # Alg. 1, l. 4
+        fill(Q_i, Q, h, i, n_i, x, y)                        # Alg. 1, l. 4
         for u in range(ROWS):
             l_i[u] = real(0)                                 # Alg. 1, l. 5
             m_i[u] = real(-math.inf)
@@ -107,11 +119,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                 O_i[u, w] = real(0)
         for j in range(0, keys, Bc):                         # Alg. 1, l. 6
             n_j = uint32(min(Bc, keys - j))
-            for c in range(y, others, Y):
-                for w in range(COLUMNS):
-                    t = x + X * w
-                    inside = c < n_j and t < d
-                    K_j[c, t] = K[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
+            fill(K_j, K, g, j, n_j, x, y)                    # Alg. 1, l. 7
             cuda.syncthreads()                               # K_j is complete
             for u in range(ROWS):
                 for w in range(KEYS):
@@ -127,11 +135,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
                     m = max(m, S_ij[u, w])
                 part[r, x] = m
             cuda.syncthreads()                               # part is complete; nobody still reads P_ij, V_j
-            for c in range(y, others, Y):
-                for w in range(COLUMNS):
-                    t = x + X * w
-                    inside = c < n_j and t < d
-                    V_j[c, t] = V[g, j + c, t] if inside else real(0)  # Alg. 1, l. 7
+            fill(V_j, V, g, j, n_j, x, y)                    # Alg. 1, l. 7
             for u in range(ROWS):
                 r = y + Y * u
                 m_new = m_i[u]
