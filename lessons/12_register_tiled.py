@@ -196,12 +196,12 @@ The ranges of the inner loops are constants, so the compiler writes these loops 
 shares = []
 for R, C in ((1, 1), (2, 2), (4, 4), (4, 8), (8, 8)):
     loads = R + C if R * C > 1 else 1
-    shares.append([f"{R} × {C}", loads, R * C, f"{loads / (R * C):.3f}", R * C + R + C])
-this.show(report.table(["results", "loads", "multiply-adds", "loads each", "registers"], shares), "")
+    shares.append([f"{R} × {C}", loads, R * C, f"{loads / (R * C):.3f}"])
+this.show(report.table(["results", "loads", "multiply-adds", "loads each"], shares), "")
 this.text("""
-(1 × 1 is flash2, whose own element is in a register, with the rest of its row.) 8 × 8 needs 64 registers for the
-results of one product, and as many for O: a thread has 255, and a multiprocessor 65,536 for all its threads. With more
-registers per thread, the occupancy falls. 4 × 4 and 4 × 8 leave room for 512 threads.
+(1 × 1 is flash2, whose own element is in a register.) 8 × 8 needs 64 registers for the results of one product, and as
+many for O: a thread has 255, and a multiprocessor 65,536 for all its threads. With more registers per thread, the
+occupancy falls. 4 × 4 and 4 × 8 leave room for 512 threads.
 """)
 
 # %% The kernel.

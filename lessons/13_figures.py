@@ -401,12 +401,14 @@ this.show(*right.lines_page(sparse))
 this.show(*right.proposition_page(sparse))
 this.show(*right.counted_page(sparse["counted"]))
 line = sparse["paper"]["line"]
+(a, b, off), (low, half, high) = measured.SPARSE_LINE, measured.SPARSE.values()
 this.text(f"""
 The paper's times lie on a line as well, {line["off"]:.1f} ms off it at most. Its end, a + b =
 {line["a"] + line["b"]:.1f} ms, is not far above dense attention, {sparse["paper"]["dense"]} ms. On one H200 `figures
-right` found 6.0 + 115.9·s ms for flash2 in float32 with 64 heads, 0.7 ms off it at most, and 120.3 ms without a mask.
-As a part of that, 10, 50 and 90 % of the tiles took 0.140, 0.534 and 0.910; the paper has 0.144, 0.528 and 0.932. That
-all of these are lines is no proof that bytes take the time: operations fall with s in the same way.
+right` found {a:.1f} + {b:.1f}·s ms for flash2 in float32 with 64 heads, {off:.1f} ms off it at most, and
+{measured.DENSE} ms without a mask. As a part of that, 10, 50 and 90 % of the tiles took {low:.3f}, {half:.3f} and
+{high:.3f}; the paper has 0.144, 0.528 and 0.932. That all of these are lines is no proof that bytes take the time:
+operations fall with s in the same way.
 """)
 
 # %% Theorem 5.

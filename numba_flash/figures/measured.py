@@ -1,4 +1,4 @@
-"""What lessons 12 and 13 say that was measured: on one NVIDIA H200, 2026-11-30, in float32, with these versions.
+"""What lessons 10, 12 and 13 say that was measured: on one NVIDIA H200, 2026-11-30, in float32, with these versions.
 
 To measure anew, on a GPU: DRAM by `python -m numba_flash figures left --measure`, the stages' times by `figures left`,
 rates and PyTorch's times by `bench`. The rest of Kernel and Inside are metrics of Nsight Compute, named below:
@@ -68,6 +68,10 @@ BENCH = {  # ms, forward and backward: medians of `bench`; math and efficient ar
     "flash2": (13.89, 102.3),
     "register_tiled": (10.61, 38.67),
 }
+# flash2, both passes, of the same sizes, `figures right`: a + b·s ms, off by at most; all tiles without a mask, ms;
+# share of the tiles -> time as a part of that
+SPARSE_LINE, DENSE = (6.0, 115.9, 0.7), 120.3
+SPARSE = {0.1: 0.140, 0.5: 0.534, 0.9: 0.910}
 
 
 class Inside(NamedTuple):

@@ -1,10 +1,21 @@
-"""The measured figures of lessons 12 and 13: what one metric says follows from others, but for rounding."""
+"""The measured figures of lessons 10, 12 and 13: what one metric says follows from others, but for rounding."""
 
 import pytest
 
 import numba_flash as nf
 from numba_flash.figures import left
-from numba_flash.figures.measured import BENCH, INSIDE, KERNELS, MATMUL, PROCESSORS, TIMES, WARPS
+from numba_flash.figures.measured import (
+    BENCH,
+    DENSE,
+    INSIDE,
+    KERNELS,
+    MATMUL,
+    PROCESSORS,
+    SPARSE,
+    SPARSE_LINE,
+    TIMES,
+    WARPS,
+)
 
 PEAK, CLOCK = 4.8e12, 1.98e9  # of an H200: bytes/s of DRAM (datasheet), cycles/s (ncu)
 
@@ -31,3 +42,9 @@ def test_what_is_said_of_a_multiprocessor(stage):
     assert multiply_adds < MATMUL / 2
     blocks = 65_536 // (128 * 8 * -(-one.registers // 8))
     assert 0.95 * 4 * blocks < one.warps <= 4 * blocks < WARPS
+
+
+def test_block_sparse_times_lie_on_their_line():
+    a, b, off = SPARSE_LINE
+    for s, share in SPARSE.items():
+        assert share * DENSE == pytest.approx(a + b * s, abs=off + 0.2)
