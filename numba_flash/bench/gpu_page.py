@@ -4,7 +4,6 @@ from .. import report
 from .peers import PEERS
 
 TITLES = {"forward": "forward", "backward": "backward", "decode": "one query"}
-CALLS = ("call", "kernel", "bare")
 MS, US = 1e3, 1e6
 
 
@@ -33,7 +32,8 @@ def reading(figures):
     return f"""
         All that is in one table was run in turn, round by round; ms is the median. Times are those of CUDA events on
         the default stream, which torch and Numba share. The GPU sleeps while a run is launched, so ms leaves out what
-        Python takes for that{"; but backward, nf.attention_backward first reads lse back to check it" * backward}.
+        Python takes for that. Memory for our results is allocated, and filled with NaN, within it.
+        {"Backward, nf.attention_backward first reads lse back to check it." * backward}
 
         FLOP are counted as {counted}. % copy compares with the copy the rate at which each of Q, K, V, O and their
         gradients would pass once: much of it means that the kernel waits for memory, little that it does not.
@@ -57,7 +57,8 @@ def rates(figures):
         return
     yield report.prose(
         f"{sizes} The matmuls are torch.matmul of {rates['side']:,} × {rates['side']:,}. float32 is without TF32, the "
-        "tensor cores' float32 whose factors have 10 bits of fraction; torch's attention is asked for none, too."
+        "tensor cores' float32 whose factors have 10 bits of fraction. torch's `efficient` multiplies float32 there all "
+        "the same, by three products of TF32 (3xTF32), so this rate does not bound it. Our kernels use no tensor cores."
     )
 
 
@@ -82,7 +83,8 @@ def cells(name, row, decode, matmul):
     rate = row["bytes_per_second"] / 1e9 if decode else row["flop_per_second"] / 1e12
     name = name if row["dtype"] == "float32" else f"{name}, {row['dtype']}"
     times = (MS * second for second in row["seconds"].values())
-    return [name, *times, rate, *[100 * (row["of_matmul"] or 0)] * matmul, 100 * row["of_copy"]]
+    of_matmul = "-" if row["of_matmul"] is None else f"{100 * row['of_matmul']:.3g}"
+    return [name, *times, rate, *[of_matmul] * matmul, 100 * row["of_copy"]]
 
 
 def notes(direction, timed, figures):
@@ -98,7 +100,7 @@ def notes(direction, timed, figures):
     yield from trouble(timed)
     errors = [row["error"] for row in rows.values() if row["dtype"] == "float32"]
     if errors and not timed["wrong"]:
-        yield f"Results in float32 are at most {max(errors):.0e} off float64 in the rows compared."
+        yield f"Results in float32 are off float64 by {max(errors):.0e} of their largest element at most, as compared."
 
 
 def trouble(part):
@@ -118,22 +120,28 @@ def counting(figures):
         [stage, MS * row["plain"]["median"], MS * row["counted"]["median"], row["overhead"]]
         for stage, row in counting["rows"].items()
     ]
+    few, there = [], figures["gpu"]["multiprocessors"]
+    for stage, row in counting["rows"].items():
+        if row["blocks"] < there:
+            few.append(f"{stage} has {row['blocks']:,} blocks for {there} multiprocessors: a part of the GPU is idle.")
     yield report.table(["forward", "plain, ms", "counted, ms", "counted / plain"], rows)
     yield ""
     bills = "" if counting["wrong"] else "Every bill is as predicted. "
-    yield report.prose("\n\n".join([f"Counted is inside `nf.ledger()`. {bills}", *trouble(counting)]))
+    yield report.prose("\n\n".join([f"Counted is inside `nf.ledger()`. {bills}", *few, *trouble(counting)]))
 
 
 def launch(launch):
     rows = []
     for name, row in launch["rows"].items():
-        call, kernel, bare = (round(US * row[what]["median"], 1) if what in row else "-" for what in CALLS)
-        rows.append([name, call, kernel, round(US * row["added"], 1), str(bare)])
-    yield report.table([f"N = {launch['n']}, µs", "call", "kernel", "added", "bare launch"], rows)
+        call, kernel = row["call"], row["kernel"]["median"]
+        numbers = [call["median"], kernel, row["added"], call["min"] - kernel]
+        numbers += [row["bare"]["median"] - kernel] if "bare" in row else []
+        rows.append([name, *(f"{US * seconds:.0f}" for seconds in numbers), *["-"] * ("bare" not in row)])
+    yield report.table([f"N = {launch['n']}, µs", "call", "kernel", "added", "at least", "by Numba alone"], rows)
     yield ""
     text = f"""
         One head, on the GPU. call: from the call to the end of its kernel. kernel: what the GPU takes for it. added:
-        the rest. bare launch: the call where Numba launches the same kernel, and nothing is checked or allocated.
-        Medians of {launch["repeats"]}.
+        the rest; at least: in the fastest call. by Numba alone: the rest where Numba launches the same kernel, and
+        nothing is checked or allocated. Medians of {launch["repeats"]}, but for the least.
     """
     yield report.prose("\n\n".join([" ".join(text.split()), *trouble(launch | {"wrong": []})]))

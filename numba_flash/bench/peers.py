@@ -13,17 +13,22 @@ INSTALL = 'python -m pip install -e ".[peers]"'
 
 
 class Peer(NamedTuple):
-    """One backend of scaled_dot_product_attention, by its name in torch.nn.attention.SDPBackend, and what it takes."""
+    """One backend of scaled_dot_product_attention, by its name in torch.nn.attention.SDPBackend, and what it takes.
+
+    matmul: the rate of a matmul that bounds it. None has EFFICIENT_ATTENTION: it forms each product of float32 from
+    three of TF32 on tensor cores (OpMultiplyAddFastF32 in PyTorch's mem_eff_attention), and no flag turns that off.
+    """
 
     backend: str
     dtype: str
+    matmul: str | None
 
 
 PEERS = {
-    "torch math": Peer("MATH", "float32"),
-    "torch efficient": Peer("EFFICIENT_ATTENTION", "float32"),
-    "torch FA2": Peer("FLASH_ATTENTION", "float16"),
-    "torch cuDNN": Peer("CUDNN_ATTENTION", "float16"),
+    "torch math": Peer("MATH", "float32", "float32"),
+    "torch efficient": Peer("EFFICIENT_ATTENTION", "float32", None),
+    "torch FA2": Peer("FLASH_ATTENTION", "float16", "float16"),
+    "torch cuDNN": Peer("CUDNN_ATTENTION", "float16", "float16"),
 }
 MATMULS = {  # how torch multiplies: the dtype, and the precision within float32
     "float32": ("float32", "highest"),

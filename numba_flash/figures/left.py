@@ -335,8 +335,8 @@ def hardware_page(figures):
     yield report.prose("""
         The stages in the order of the ladder, at the sizes of the figure. `predicted` is what the threads request in
         the forward pass, of which caches answer a part; `DRAM` is what it read and wrote. `forward` and `step`, the
-        forward pass and a training step, are in ms, with memory allocated on the way: medians, and the least and
-        largest time of the forward pass.
+        forward pass and a training step, are in ms, with memory allocated, and filled with NaN, on the way: medians,
+        and the least and largest time of the forward pass.
     """)
     yield aligned(["stage", "predicted", "DRAM", "forward", "step", "forward, from to"], rows)
     yield ""

@@ -73,7 +73,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
     """One tile of Q a block of X × Y threads, which own ROWS × KEYS scores and ROWS × COLUMNS elements of O each."""
     rows, others, columns = filled_up(Br, Bc, d)             # whole shares: what is not there is 0
     Y, KEYS, COLUMNS = rows // ROWS, others // X, columns // X
-    width, width_P, width_m = pitch(columns), pitch(others), pitch(X)
+    width, width_P = pitch(columns), pitch(others, 8)
     rows_by_rows, rows_by_columns, column = make_products(rows, others, columns, real)
     weight = make_weight(real)
 
@@ -83,7 +83,7 @@ def make_forward(Br, Bc, d, real, allowed, seen, keep):
         K_j = cuda.shared.array((others, width), real)
         V_j = cuda.shared.array((others, width), real)
         P_ij = cuda.shared.array((rows, width_P), real)
-        part = cuda.shared.array((rows, width_m), real)      # what each of X threads has of m or l
+        part = cuda.shared.array((rows, X), real)            # what each of X threads has of m or l
         S_ij = cuda.local.array((ROWS, KEYS), real)          # what this thread owns
         O_i = cuda.local.array((ROWS, COLUMNS), real)
         l_i = cuda.local.array(ROWS, real)

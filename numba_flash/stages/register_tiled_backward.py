@@ -32,7 +32,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
     Br, _ = passing(d)
     keys, rows, columns = filled_up(Bc, Br, d)               # whole shares: what is not there is 0
     Y, QUERIES, COLUMNS = keys // ROWS, rows // X, columns // X
-    width, width_P = pitch(columns), pitch(rows)
+    width, width_P = pitch(columns), pitch(rows, 8)
     rows_by_rows, rows_by_columns, column = make_products(keys, rows, columns, real)
     weight = make_weight(real)
 
@@ -116,7 +116,7 @@ def make_dQ(Br, d, real, allowed, seen, keep):
     _, Bc = passing(d)
     rows, others, columns = filled_up(Br, Bc, d)
     Y, KEYS, COLUMNS = rows // ROWS, others // X, columns // X
-    width, width_S = pitch(columns), pitch(others)
+    width, width_S = pitch(columns), pitch(others, 8)
     rows_by_rows, rows_by_columns, column = make_products(rows, others, columns, real)
     weight = make_weight(real)
 

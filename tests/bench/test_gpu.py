@@ -116,6 +116,7 @@ def test_rates_and_ratios(one_second):
         assert ours["flop_per_second"] == flop * n**2 * d * heads
         assert ours["bytes_per_second"] == tensors * n * d * heads * 4
         assert ours["of_matmul"] == ours["flop_per_second"] / matmul
+        assert timed["rows"]["torch efficient"]["of_matmul"] is None  # it has tensor cores
         assert ours["of_copy"] == ours["bytes_per_second"] / copied
         assert ours["speed"] == {"torch math": 2, "torch efficient": 2, "torch FA2": 2}
         assert peer["flop_per_second"] == ours["flop_per_second"] / 2
@@ -157,6 +158,19 @@ def test_runs_take_the_inputs_in_turn_and_they_are_larger_than_l2(monkeypatch):
     assert timed["copies"] == 4
     assert seen[:4] == seen[4:8]
     assert len(set(seen[:4])) == 4
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_each_wrong_gradient_is_found(monkeypatch, which):
+    def faulty(*args, stage, **how):
+        gradients = [x.copy() for x in attention_backward(*args, stage=stage, **how)]
+        gradients[which][0, 0, -1, 0] += np.float32(0.01 if stage == "flash" else 0)
+        return gradients
+
+    monkeypatch.setattr(gpu, "attention_backward", faulty)
+    for causal in (False, True):
+        figures = run(passes=("backward",), stages=["naive", "flash"], causal=causal)
+        assert figures["passes"]["backward"]["wrong"] == ["flash"]
 
 
 @pytest.mark.parametrize("fault", [1e-3, math.nan])
@@ -249,11 +263,12 @@ def test_the_bare_launch_is_that_of_attention():
 def test_what_a_call_adds(monkeypatch):
     times = {"call": [5.0], "bare": [4.0], "": [2.0]}
     monkeypatch.setattr(timing, "interleaved", lambda works, *how: {name: times[name] for name in works})
+    times["call"] += [4.5, 9.0]
     row = gpu.against_events({"call": list, "bare": list}, list, 1)
     assert row["added"] == 3
     figures = {"n": 9, "repeats": 1, "rows": {"flash2": row}, "left_out": {}}
     shown = report.to_text(next(gpu_page.launch(figures))).splitlines()[1]
-    assert shown.split() == ["flash2", "5,000,000", "2,000,000", "3,000,000", "4000000.0"]
+    assert shown.split() == ["flash2", "5000000", "2000000", "3000000", "2500000", "2000000"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
