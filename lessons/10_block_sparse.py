@@ -8,6 +8,7 @@ from numba import float32
 import numba_flash as nf
 from numba_flash import lesson, masks, patterns, reference, report, testing
 from numba_flash.blocks import choose_blocks, fitting_blocks, tiles
+from numba_flash.figures.measured import SPARSE
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.lesson import plural
 from numba_flash.questions import Question
@@ -227,7 +228,8 @@ this.text(f"""
 Figure 2 (right) of the paper: N = 4,096, 10 to 90 % of the blocks not zero, on an A100; without a mask it takes {DENSE}
 ms. Theirs are times. Ours are megabytes, predicted for a training step of flash2, one head with d = 64, random masks
 of tiles of 128 × 32; without a mask {all_of_it:.1f} MB. (Where there is a GPU, `python -m numba_flash figures right`
-times them. On one H200 they took 0.140 of the time of dense attention at 10 %, 0.534 at 50 % and 0.910 at 90 %.)
+times them. On one H200 they took {SPARSE[0.1]:.3f} of the time of dense attention at 10 %, {SPARSE[0.5]:.3f} at 50 %
+and {SPARSE[0.9]:.3f} at 90 %.)
 """)
 this.show(report.table(["s", "paper, ms", "/ dense", "ours, MB", "/ dense"], [
     [f"{s:.1f}", f"{t:.1f}", f"{t / DENSE:.3f}", f"{moved:.1f}", f"{moved / all_of_it:.3f}"]

@@ -8,12 +8,13 @@ from numba import cuda, float32
 import numba_flash as nf
 from numba_flash import lesson, masks, reference, report, testing
 from numba_flash.blocks import KEY_THREADS, ROWS, check_blocks, filled_up, pitch, tiles
+from numba_flash.figures.measured import BENCH, COPY, INSIDE, MATMUL, WARPS
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.hbm.warps import SECTOR, warp_accesses
 from numba_flash.questions import Question
 from numba_flash.stages import register_tiled
 
-LANES, BANKS, FP32, BANDWIDTH = 128, 32, 67e12, 4.8e12       # of an H200: per cycle; FLOP/s, bytes/s (datasheet)
+LANES, BANKS = 128, 32                                       # of a multiprocessor of an H200, per cycle
 this = lesson.start("12 · register_tiled", stage="register_tiled", blocks=None)
 N, d, H, where = this.n, this.d, this.heads, this.device
 chosen = check_blocks("register_tiled", this.blocks, d=d)
@@ -29,11 +30,15 @@ def recorded(stage):
 
 
 this.part("The question")
+ms = {name: forward for name, (forward, _) in BENCH.items()}
+rate = {name: 4 * 64 * 4096**2 * 64 / (t / 1000) / MATMUL for name, t in ms.items()}  # of a product of matrices
 intensity = nf.flops("flash2", n=N, d=d, heads=H) / nf.predict("flash2", n=N, d=d, heads=H).total_bytes
 this.text(f"""
 The bill counts what threads ask for. flash2 has the smallest bill so far, and it is not the fastest kernel that there
-is: on a GPU it reaches a quarter of what the GPU computes. What does it wait for? Here it computes {intensity:.1f}
-FLOPs per byte of HBM, and an H200 waits for HBM below {FP32 / BANDWIDTH:.0f} (lesson 01).
+is: on an H200 it reaches {rate["flash2"]:.0%} of the rate at which that GPU multiplies matrices in float32. What does
+it wait for? Here it computes {intensity:.1f} FLOPs per byte of HBM. The H200 that we measured multiplies matrices at
+{MATMUL / 1e12:.1f} TFLOP/s and copies {COPY / 1e12:.2f} TB/s (`bench`), so it waits for HBM below {MATMUL / COPY:.0f}
+(lesson 01).
 
 This lesson counts two things that the bill does not see, how the threads of a warp ask HBM and how they ask shared
 memory, and then builds a kernel with the bill of flash2 that asks shared memory less.
@@ -43,8 +48,7 @@ memory, and then builds a kernel with the bill of flash2 that asks shared memory
 this.part("What a warp asks of HBM")
 this.text(f"""
 32 threads of a block are a warp and run each instruction together (lesson 00). HBM is read in sectors of {SECTOR}
-bytes:
-8 neighbouring elements of float32. A load by a warp is one request, and moves each sector in which one of its 32
+bytes: 8 neighbouring elements of float32. A load by a warp is one request, and moves each sector in which one of its 32
 elements lies. If the 32 elements are neighbours, these are 4 sectors. If each lies far from the others, it is 32, of
 which 7/8 are not asked for: a load that is not coalesced.
 """)
@@ -61,11 +65,13 @@ Which distance between the elements of neighbouring threads costs how many secto
 this.text(f"""
 A stage's requests can be counted: `nf.recording()` keeps each access of each thread, and the n-th accesses of the
 threads of a warp at one place of the source are a request. For one head, N = {few["n"]} and d = {few["d"]}; "least" is
-what the same elements would take if they were neighbours:
+what the same elements would take if they were neighbours. (The last row is of the kernel that part 6 builds.)
 """)
 naive, flash2 = recorded("naive"), recorded("flash2")["flash2"]
+tile = recorded("register_tiled")["register_tiled"]
+of_O = [one for one in tile if one.array == "O"]
 of_hbm = [one for kernel in ("scores", "softmax", "output") for one in naive[kernel]]
-of_hbm += [one for one in flash2 if one.space == "global" and one.array != "L"]
+of_hbm += [one for one in flash2 if one.space == "global" and one.array != "L"] + of_O
 table = [[one.kernel, f"{one.array} {one.kind}", one.requests, f"{one.per_request:.2f}",
           f"{one.least / one.requests:.2f}"] for one in of_hbm]  # fmt: skip
 this.show(report.table(["kernel", "", "requests", "sectors", "least"], table), "")
@@ -107,9 +113,9 @@ def waves(width):
 
 this.text(f"""
 Shared memory has no sectors, it has {BANKS} banks. Word w, 4 bytes, lies in bank w mod {BANKS}. In one go, a
-wavefront, each
-bank serves one word, to as many threads as ask for that word. If two threads of a warp ask one bank for two words, the
-request takes two wavefronts: a bank conflict. The rows of a tile with `width` columns begin `width` banks apart:
+wavefront, each bank serves one word, to as many threads as ask for that word. If two threads of a warp ask one bank for
+two words, the request takes two wavefronts: a bank conflict. The rows of a tile with `width` columns begin `width`
+banks apart:
 """)
 this.source(make_column(32), "tile = ", "Y[x, t]")
 x = this.draw(width=(42, 44, 50, 52, 56, 60, 72, 80))
@@ -124,8 +130,7 @@ this.ask("",
 widths = 32, 33, 34, 36, 40, 48, 68
 this.show(report.table(["width", "wavefronts per request"], [[w, f"{waves(w).per_request:.0f}"] for w in widths]), "")
 this.text("""
-So a tile that is read by rows gets a column more, which nobody uses: `d | 1` in the backward pass of flash2. In
-`tiled`
+So a tile that is read by rows gets a column more, which nobody uses: `d | 1` in the backward pass of flash2. In `tiled`
 16 threads read 16 rows of 16 columns: 8 rows begin in the same bank (its comment says so). Where all threads of a warp
 ask for the same word, as those of flash2 do, there is no conflict.
 """)
@@ -134,31 +139,40 @@ ask for the same word, as those of flash2 do, there is no conflict.
 this.part("One result per thread")
 asked = sum(one.elements for one in flash2 if one.space == "shared" and one.kind == "loads")
 multiplied = 2 * few["n"] ** 2 * few["d"]
+warps = 2 * 4096**2 * 64 * 64 // 32                          # multiply-adds of warps in the run that was measured
+one, two = INSIDE["flash2"], INSIDE["register_tiled"]
 this.text(f"""
-Then why is flash2 slow? A wavefront gives each of 32 threads one word. A multiprocessor of an H200 starts {LANES}
-multiply-adds in a cycle, and shared memory serves one wavefront: {BANKS} words. So a kernel that loads one word per
-multiply-add runs at {BANKS}/{LANES} of the peak at best, a quarter, conflicts or not. In flash2 each thread has a
-query,
-with its rows of Q_i and O_i in registers. Each multiply-add takes an element of K_j or V_j, the same one for all
-threads of the block, and still each thread has to load it. Counted in the run above:
+Then why is flash2 not faster? In flash2 each thread has a query, with its rows of Q_i and O_i in registers. Each
+multiply-add takes an element of K_j or V_j, the same one for all threads of the block, and still each thread has to
+load it. Counted in the run above:
 
     loads from shared memory  {asked:>11,}
     multiply-adds             {multiplied:>11,}     {asked / multiplied:.3f} loads per multiply-add
 
-(The few more are S_ij, which is in shared memory, too.) Measured on an H200 in float32, with 64 heads, N = 4096, d =
-64:
-16.1 TFLOP/s, where {FP32 / 1e12:.0f} are possible, 24 %. (The {LANES} and the {BANKS} are from NVIDIA's CUDA C++
-Programming
-Guide, the {FP32 / 1e12:.0f} from the datasheet.)
+(The few more are S_ij, which is in shared memory, too.) A multiprocessor of an H200 starts the multiply-adds of
+{LANES // BANKS} warps in a cycle, and its shared memory serves one wavefront (NVIDIA, CUDA C++ Programming Guide). A
+wavefront per multiply-add would leave the units idle for {LANES // BANKS - 1} cycles of {LANES // BANKS}. But a load
+need not be of one word: the compiler joins four neighbours, and the inner loops of flash2 have 16 loads for 64
+multiply-adds. NVIDIA's profiler Nsight Compute (`ncu`) counts {one.wavefronts / warps:.2f} wavefronts for each
+multiply-add of a warp. It also says what part of its peak each unit reached, the "speed of light". For 64 heads,
+N = 4096, d = 64, in {ms["flash2"]:.1f} ms: shared memory {one.shared:.0f}%, slots in which an instruction can start
+{one.issued:.0f}%, multiply-add units {one.multiplied:.0f}%. None is at its limit. The rest is waiting:
+
+- A thread adds up a score in one sum, `s += Q_i[t] * K_j[c, t]`: each multiply-add needs the one before. What its
+warps wait for most, ncu calls it `wait`, is the instruction before: {one.wait:.2f} cycles per instruction.
+
+- A thread takes {one.registers} registers, and a multiprocessor has 65,536: enough for 2 blocks of 128 threads. So
+{one.warps:.1f} warps are at work of the {WARPS} that it can hold, {one.warps / WARPS:.0%}. This share is the occupancy.
+With so few, often none is ready.
 """)
 
 # %% Several results per thread.
 this.part("Several results per thread")
 this.text(f"""
-A thread that owns R × C scores loads R elements of Q_i and C of K_j, and multiplies each with each: R·C multiply-adds
-for R + C loads. Its results are in registers, {ROWS} × {tiles(chosen.Bc, KEY_THREADS)} scores here; so are the
-elements that it
-multiplies next.
+A thread that owns R × C scores, a thread tile, loads R elements of Q_i and C of K_j, and multiplies each with each:
+R·C multiply-adds for R + C loads, and R·C sums that do not wait for one another. Its results are in registers,
+{ROWS} × {tiles(chosen.Bc, KEY_THREADS)} scores here; so are the elements that it multiplies next. This is register
+tiling, or register blocking.
 """)
 x = this.draw(R=(2, 4, 8), C=(3, 4, 5, 6), d=(16, 24, 32, 48))
 this.ask("",
@@ -171,24 +185,23 @@ this.ask("",
 )  # fmt: skip
 rows_by_rows, rows_by_columns, _ = register_tiled.make_products(*filled_up(*chosen, d), float32)
 this.source(rows_by_rows)
-this.text(f"""
+this.text("""
 `rows_by_rows` is a device function: a function that kernels call, and that the compiler writes into them. Y is the
 number of threads along y. `uint32` is an integer without a sign: such an index cannot count from the end, and so
 Numba does not ask whether it does.
 
-All ranges are constants, so the compiler writes the loops out and keeps C, a and b in registers (lesson 05, part 2).
-The loads per multiply-add, and what part of the peak they allow, {BANKS}/{LANES} divided by that:
+The ranges of the inner loops are constants, so the compiler writes these loops out and keeps C, a and b in registers
+(lesson 05, part 2). The loads per multiply-add:
 """)
 shares = []
 for R, C in ((1, 1), (2, 2), (4, 4), (4, 8), (8, 8)):
-    loads = (R + C) / (R * C) if R * C > 1 else 1
-    share = min(1, BANKS / LANES / loads)
-    shares.append([f"{R} × {C}", round(loads * R * C), R * C, f"{loads:.3f}", f"{share:.0%}"])
-this.show(report.table(["results", "loads", "multiply-adds", "loads each", "of the peak"], shares), "")
+    loads = R + C if R * C > 1 else 1
+    shares.append([f"{R} × {C}", loads, R * C, f"{loads / (R * C):.3f}"])
+this.show(report.table(["results", "loads", "multiply-adds", "loads each"], shares), "")
 this.text("""
 (1 × 1 is flash2, whose own element is in a register.) 8 × 8 needs 64 registers for the results of one product, and as
-many for O: a thread has 255, and a multiprocessor 65,536 for all its threads. Fewer threads hide less of the time that
-a load takes. 4 × 4 and 4 × 8 leave room for 512 threads.
+many for O: a thread has 255, and a multiprocessor 65,536 for all its threads. With more registers per thread, the
+occupancy falls. 4 × 4 and 4 × 8 leave room for 512 threads.
 """)
 
 # %% The kernel.
@@ -197,22 +210,18 @@ none = masks.no_mask()
 kernel = register_tiled.make_forward(*chosen, d, float32, none.allowed, none.seen, none.keep(float32))
 rows, keys, columns = filled_up(*chosen, d)
 this.text(f"""
-A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of Br = {chosen.Br} and Bc = {chosen.Bc}. Thread (x,
-y) owns rows y, y + Y, … of
-the tile. Several threads share a row now. So its maximum and its sum pass through shared memory, `part`, and so does
-P_ij, which the product with V_j reads along the keys. ("Alg. 1" in a comment is that of the FlashAttention-2 paper,
-lesson 05, part 7; `keep` is of dropout, lesson 09.)
+A block has {KEY_THREADS} × {rows // ROWS} threads for a tile of Br = {chosen.Br} and Bc = {chosen.Bc}. Thread (x, y)
+owns rows y, y + Y, … of the tile. Several threads share a row now. So its maximum and its sum pass through shared
+memory, `part`, and so does P_ij, which the product with V_j reads along the keys. ("Alg. 1" in a comment is that of the
+FlashAttention-2 paper, lesson 05, part 7; `keep` is of dropout, lesson 09.)
 """)
 this.source(kernel, "for j in range(0, keys", "rows_by_columns(")
 this.text(f"""
 The widths of the tiles are chosen for the banks. A row of Q_i, K_j and V_j takes {pitch(columns)} elements: eight
-threads that read
-the same columns of eight rows find them in different banks, and rows begin at multiples of 16 bytes, so that four
-neighbours are one load. Thread x owns columns 4x to 4x + 3 of O_i, and so on every {4 * KEY_THREADS}: eight
-neighbours in one go.
-What the warps ask shared memory for, counted as above:
+threads that read the same columns of eight rows find them in different banks, and rows begin at multiples of 16 bytes,
+so that four neighbours are one load. Thread x owns columns 4x to 4x + 3 of O_i, and so on every {4 * KEY_THREADS}:
+eight threads read 4 neighbours each in one go. What the warps ask shared memory for, counted as above:
 """)
-tile = recorded("register_tiled")["register_tiled"]
 shared = [one for one in tile if one.space == "shared"]
 this.show(report.table(["", "line", "requests", "wavefronts", "least"], [
     [f"{one.array} {one.kind}", one.line, one.requests, f"{one.per_request:.2f}", f"{one.least / one.requests:.2f}"]
@@ -220,9 +229,15 @@ this.show(report.table(["", "line", "requests", "wavefronts", "least"], [
 ]), "")  # fmt: skip
 this.figures["wavefronts"] = [[one.array, one.kind, one.requests, one.units, one.least] for one in shared]
 now = sum(one.elements for one in shared if one.kind == "loads")
+collide = ", ".join(dict.fromkeys(one.array for one in shared if one.kind == "stores" and one.units > one.least))
 this.text(f"""
-The products read without a conflict; a store takes two wavefronts in place of one. All loads together: {now:,}. Of
-flash2 it was {asked:,}.
+A request is one element per thread here. The GPU makes fewer: of the loops in the products the inner ones are written
+out, those over t0 and c0 are not, and so 4 neighbours are loaded at once, or 2 of P_ij.
+
+The products read without a conflict. {f"Stores into {collide} take two wavefronts in place of one." if collide else ""}
+The columns in fours have a price: neighbours in a warp store elements of O that are 4 apart, in
+{of_O[0].per_request:.0f} sectors where {of_O[0].least / of_O[0].requests:.0f} would do (part 2, last row), once per
+block. All loads from shared memory together: {now:,}. Of flash2 it was {asked:,}.
 """)
 
 # %% The run.
@@ -247,23 +262,42 @@ this.text(f"""
 HBM sees the algorithm of flash2: Q and O once, K and V once for each tile of queries. {more}:
 Tr = {tiles(N, chosen.Br):,} here. That is cheap: the kernel does not wait for HBM.
 
-Measured on an H200 in float32, 64 heads, N = 4096, d = 64, beside PyTorch's memory-efficient attention, one after
-the other in one run, the median of five:
+Measured on an H200 in float32, 64 heads, N = 4096, d = 64: what `bench` finds, beside the backend `efficient` of
+PyTorch's attention, and what ncu says of the forward pass:
 """)
+tflop = 4 * 64 * 4096**2 * 64 / 1e9                          # over ms: TFLOP/s
+names = {"flash2": "flash2", "register_tiled": "register_tiled", "efficient": "PyTorch"}
 this.show(report.table(["", "forward, ms", "TFLOP/s", "backward, ms", "TFLOP/s"], [
-    ["flash2", 17.1, 16.1, 110.6, 6.2], ["register_tiled", 13.1, "21.0", 42.5, 16.2], ["PyTorch", 8.1, 34.1,
-"20.0", 34.4],
+    [shown, f"{forward:.3g}", f"{tflop / forward:.1f}", f"{backward:.3g}", f"{2.5 * tflop / backward:.1f}"]
+    for name, shown in names.items() for forward, backward in [BENCH[name]]
 ]), "")  # fmt: skip
-this.text("""
+this.show(report.table(["forward, by ncu", *INSIDE], [
+    [what, *(show(inside) for inside in INSIDE.values())] for what, show in {
+        "shared memory, %": lambda inside: f"{inside.shared:.0f}",
+        "slots for instructions, %": lambda inside: f"{inside.issued:.0f}",
+        "multiply-add units, %": lambda inside: f"{inside.multiplied:.0f}",
+        "wavefronts per multiply-add": lambda inside: f"{inside.wavefronts / warps:.2f}",
+        f"warps at work, of {WARPS}": lambda inside: f"{inside.warps:.1f}",
+        "cycles in `wait`, per instruction": lambda inside: f"{inside.wait:.2f}",
+        "cycles waiting for shared memory": lambda inside: f"{inside.short_scoreboard:.2f}",
+    }.items()
+]), "")  # fmt: skip
+this.text(f"""
+Shared memory is as busy in both, and register_tiled asks it for {1 - two.wavefronts / one.wavefronts:.0%} less. Its
+sums do not wait for one another, and with {two.registers} registers per thread twice as many warps are at work. So more
+instructions start per cycle, and the time falls by {1 - ms["register_tiled"] / ms["flash2"]:.0%}. These figures do not
+say how much of that is due to which change. It waits most for shared memory now, which is not at its limit either.
+
+PyTorch's kernel uses other units: on this GPU it multiplies float32 on the tensor cores, as three products of TF32
+(`OpMultiplyAddFastF32` in the source of its mem_eff_attention). No flag for TF32 turns that off.
+
 The backward pass gains more: most of its products in flash2 take both factors from shared memory. It still computes S
 and dP twice, once for dQ and once for dK and dV, so that each result has one owner (lesson 07): seven products, where
 Algorithm 2 of FlashAttention-2 has five.
 
-What HBM really moved a GPU can tell, where NVIDIA's profiler Nsight Compute is installed:
-`python -m numba_flash bill --stage flash2 --measure`. On the H200, 16 heads of N = 4096 and d = 64: the threads of
-flash2 ask for 1.11 GB, L1 moves 1.34 GB, since a row of Q and of O is asked for by sectors that are used in part; L2
-moves 0.67 GB, and DRAM reads 51.3 MB. Q, K and V are 50.3 MB. The K and V of all heads fit into L2, so each of their
-elements comes from DRAM once.
+What HBM really moved, ncu tells, too: `python -m numba_flash bill --stage flash2 --measure`. In the run above DRAM read
+{one.dram_read / 1e6:.1f} MB for flash2, and {two.dram_read / 1e6:.1f} for register_tiled. Q, K and V are
+{3 * 4 * 64 * 4096 * 64 / 1e6:.1f} MB: caches answer nearly all that is asked for again (lesson 13).
 """)
 
 this.part("Your turn")

@@ -9,39 +9,25 @@ import numba_flash as nf
 from numba_flash import lesson, report, testing
 from numba_flash.blocks import choose_blocks, tiles
 from numba_flash.engine.model import REGISTERS
-from numba_flash.figures import left, memory, middle, right, runs, slopes, theorem5
+from numba_flash.figures import left, measured, memory, middle, right, runs, slopes, theorem5
 from numba_flash.figures.common import aligned
+from numba_flash.figures.measured import BENCH, COPY, HALF, INSIDE, KERNELS, L2, MATMUL, PROCESSORS, TIMES, WARPS
 from numba_flash.figures.memory import elements
 from numba_flash.hbm.predict import algorithm0
 from numba_flash.hbm.warps import SECTOR, warp_accesses
 from numba_flash.questions import Question
 from numba_flash.report import in_bytes
 
-# Measured on one H200 with Nsight Compute, `figures left --measure`: forward, float32, N = 1024, d = 64, 1024 heads.
-DRAM = {                                                     # bytes read, bytes written, bytes of each kernel
-    "naive": (56214901504, 22613365760, {"scores": 4812828416, "softmax": 69181820160, "output": 4833618688}),
-    "tiled": (56084129280, 22565591040, {"scores": 4808764928, "softmax": 69010630912, "output": 4830324480}),
-    "online_softmax": (10899510784, 4546495488,
-                       {"scores": 4808767232, "statistics": 5797882624, "output": 4839356416}),
-    "flash": (9484997376, 4992046592, {"initialise": 805555968, "flash": 13671488000}),
-    "flash2": (805402368, 262783232, {"flash2": 1068185600}),
-    "register_tiled": (805487104, 262769408, {"register_tiled": 1068256512}),
-}  # fmt: skip
-TIMES = {"naive": (320.5, 995.5), "tiled": (128.4, 365.3), "online_softmax": (75.4, 318.5), "flash": (30.5, 208.5),
-         "flash2": (14.4, 114.9), "register_tiled": (10.4, 48.1)}  # ms, forward and both passes: `figures left`
-COPY, MATMUL, HALF = 4232e9, 51.1e12, 775e12                 # of that H200, `bench`: bytes/s; FLOP/s, float32, float16
-PYTORCH = {"math": (15.1, 18.8), "efficient": (7.85, 19.5),  # ms, forward and backward: `bench`, N = 4096, 64 heads
-           "flash2": (13.9, 102.3), "register_tiled": (10.6, 38.7)}
-L2, PROCESSORS, SHARED = 62_914_560, 132, 233_472            # of an H200: bytes; SMs; bytes of shared memory per SM
-
 this = lesson.start("13 · the paper's figures", stage="flash", blocks=None,
                     extra={"measure": (False, None, None, "on a GPU with ncu, measure DRAM and time anew")})
 N, d, H, where = this.n, this.d, this.heads, this.device
-settings = {stage: {"blocks": this.blocks if stage in ("flash", "flash2") else None} for stage in DRAM}
+settings = {stage: {"blocks": this.blocks if stage in ("flash", "flash2") else None} for stage in KERNELS}
 ladder = left.compute(**left.PAPER, run=False)               # Figure 2 (left), predicted
 n, width, heads = left.PAPER["n"], left.PAPER["d"], left.PAPER["heads"] * left.PAPER["batch"]
 requested = ladder["float32_bytes"]                          # of the forward pass, as threads request them
-moved = {stage: read + written for stage, (read, written, _) in DRAM.items()}
+read, written = ({stage: sum(getattr(one, kind) for one in kernels.values()) for stage, kernels in KERNELS.items()}
+                 for kind in ("read", "written"))  # fmt: skip
+moved = {stage: read[stage] + written[stage] for stage in KERNELS}
 ms = {stage: forward for stage, (forward, _) in TIMES.items()}
 
 
@@ -111,7 +97,7 @@ of them does the traffic of DRAM fall most? At which does it not fall at all?
 this.part("The ladder, counted")
 this.running("six stages")
 bills, outs = {}, {}
-with report.progress("counting the ladder", len(DRAM)) as advance:
+with report.progress("counting the ladder", len(KERNELS)) as advance:
     for stage, how in settings.items():
         with nf.ledger() as bills[stage]:
             outs[stage] = nf.attention(*this.inputs, stage=stage, **how, device=where)
@@ -141,8 +127,8 @@ else f"The next part has N = {n:,} and d = {width}, predicted: what you get with
 this.part("Requested, moved, and the clock")
 this.text(f"""
 The paper's configuration, forward: N = {n:,}, d = {width}, 16 heads, batch 64, in float32. Bytes that the threads
-request are predicted. Bytes that DRAM moved, and ms, are measured on one H200 (Nsight Compute, `figures left
---measure`). `/ 2` says that a figure is half of the one above it.
+request are predicted. Bytes that DRAM moved, and ms, are measured on one H200 (Nsight Compute, `ncu`, and `figures
+left`). `/ 2` says that a figure is half of the one above it.
 """)
 this.show(aligned(["stage", "requested", "", "DRAM", "", "ms", ""], [
     [stage, in_bytes(requested[stage]), a, in_bytes(moved[stage]), b, f"{ms[stage]:.1f}", c]
@@ -155,8 +141,8 @@ falls = {stage: (moved[before] - moved[stage]) / 1e9 for before, stage in zip(mo
 largest = max(falls, key=falls.get)
 this.text(f"""
 Three columns, three answers. Requests fall at every step but the last. DRAM falls most at `{largest}`, by
-{falls[largest]:.1f} GB; at `tiled` by {falls['tiled']:.2f} GB of {moved['naive'] / 1e9:.1f}, and at the last step not
-at all. Time falls at every step. None of the columns can be had from another.
+{falls[largest]:.1f} GB; at `tiled` by {falls['tiled']:.2f} GB of {moved['naive'] / 1e9:.1f}, less than two measurements
+differ by, and at the last step not at all. Time falls at every step. None of the columns can be had from another.
 """)
 if this.measure:
     this.running("ncu for each stage, then the stages against the clock: about a minute")
@@ -180,10 +166,11 @@ this.part("Why DRAM moves less: caches")
 this.text("""
 Between the threads and DRAM are two caches: L1, one on each multiprocessor, and L2, one for all. They keep what came
 last, and answer who asks again. ncu empties both before each kernel. So a kernel has to move each tensor that it loads,
-and each that it stores, once at least: the column `once`. Kernel by kernel:
+and each that it stores, once at least: the column `once`. What DRAM read and wrote, kernel by kernel, and both over
+that:
 """)
 rows, once, asked = [], {}, {}
-for stage, (*_, kernels) in DRAM.items():
+for stage, kernels in KERNELS.items():
     for kernel, dram in kernels.items():
         counts = nf.predict(stage, **left.PAPER).kernels[kernel]
         at = f"{stage} {kernel}"
@@ -191,21 +178,23 @@ for stage, (*_, kernels) in DRAM.items():
         passes = {tensor: bool(count.loads) + bool(count.stores) for tensor, count in counts.items()}
         once[at] = 4 * heads * sum(times * elements(tensor, n, width) for tensor, times in passes.items() if times)
         name = stage if kernel == next(iter(kernels)) else ""
-        rows.append([name, kernel, in_bytes(asked[at]), in_bytes(once[at]), in_bytes(dram), f"{dram / once[at]:.2f}"])
-this.show(aligned(["stage", "kernel", "requested", "once", "DRAM", "DRAM / once"], rows, names=2), "")
+        sizes = asked[at], once[at], dram.read, dram.written
+        rows.append([name, kernel, *map(in_bytes, sizes), f"{(dram.read + dram.written) / once[at]:.2f}"])
+this.show(aligned(["stage", "kernel", "requested", "once", "read", "written", "/ once"], rows, names=2), "")
 this.figures["once"] = once
-answered = 1 - DRAM["naive"][2]["scores"] / asked["naive scores"]
+scores, softmax = KERNELS["naive"]["scores"], KERNELS["naive"]["softmax"]
+answered = 1 - (scores.read + scores.written) / asked["naive scores"]
 S, one = 4 * heads * n * n, 4 * heads * n * width
 this.text(f"""
 `scores` of naive. The threads ask for {in_bytes(asked["naive scores"])}, and DRAM moves
-{in_bytes(DRAM["naive"][2]["scores"])}: caches answer {answered:.1%}. That is the Algorithm 0 of lesson 01, each
+{in_bytes(scores.read + scores.written)}: caches answer {answered:.1%}. That is the Algorithm 0 of lesson 01, each
 operand once, and the caches do it by themselves. The tiles of lesson 03 ask for {in_bytes(asked["tiled scores"])} and
 DRAM moves as much as before. So `tiled` saves next to nothing in DRAM. It saves requests, which L1 and L2 have to
 answer one by one, and time falls all the same, from {ms["naive"]:.0f} ms to {ms["tiled"]:.0f}.
 
-Writing. DRAM moves less than `once` in places: flash2 has written {in_bytes(DRAM["flash2"][1])}, and O and L are
+Writing. DRAM moves less than `once` in places: flash2 has written {in_bytes(written["flash2"])}, and O and L are
 {in_bytes(one + 4 * heads * n)}. What is stored goes to L2, and from there to DRAM when L2 needs the room (write-back).
-When the kernel ends, {in_bytes(one + 4 * heads * n - DRAM["flash2"][1])} lie in L2 still, which holds {in_bytes(L2)}.
+When the kernel ends, {in_bytes(one + 4 * heads * n - written["flash2"])} lie in L2 still, which holds {in_bytes(L2)}.
 They are written later, and are on no kernel's bill.
 """)
 
@@ -213,40 +202,43 @@ They are written later, and are on no kernel's bill.
 this.part("Why DRAM moves more: softmax")
 with nf.recording() as record:
     nf.attention(*testing.inputs((64, 8), (64, 8), seed=this.seed), stage="naive", device="cpu")
-softmax = warp_accesses(next(launch for launch in record.launches if launch.kernel == "softmax"))
-loads, stores = ([one for one in softmax if one.array == array] for array in "SP")
-each = sum(one.units for one in loads) / sum(one.requests for one in loads)
-share = sum(one.elements for one in loads) * 4 / (sum(one.units for one in loads) * SECTOR)
-read = DRAM["naive"][0] - (2 * one + S + one)                # without Q and K, and P and V, of the products
-written = DRAM["naive"][1] - (S + one)                       # without S and O
+recorded = warp_accesses(next(launch for launch in record.launches if launch.kernel == "softmax"))
+loads = [access for access in recorded if access.array == "S"]
+units, requests, loaded = (sum(getattr(access, what) for access in loads) for what in ("units", "requests", "elements"))
+filled = KERNELS["flash"]["initialise"]
 this.text(f"""
-One kernel moves {DRAM["naive"][2]["softmax"] / moved["naive"]:.0%} of naive's bytes: softmax,
-{DRAM["naive"][2]["softmax"] / once["naive softmax"]:.1f} times S and P. It has a thread per row. So the 32 threads of
-a warp ask for 32 rows, which lie {4 * n:,} bytes apart. In a recording of it, one request for S touches {each:.0f}
-sectors of {SECTOR} bytes, for 4 bytes of each: {share:.1%} is used (lesson 12). The next 7 steps of the loop want the
-rest. If a cache keeps the sector that long, it comes once; if not, it comes up to 8 times.
+One kernel moves {(softmax.read + softmax.written) / moved["naive"]:.0%} of naive's bytes: softmax,
+{(softmax.read + softmax.written) / once["naive softmax"]:.1f} times S and P. It has a thread per row. So the 32 threads
+of a warp ask for 32 rows, which lie {4 * n:,} bytes apart. In a recording of it, one request for S touches
+{units / requests:.0f} sectors of {SECTOR} bytes, for 4 bytes of each: {loaded * 4 / (units * SECTOR):.1%} is used
+(lesson 12). The next 7 steps of the loop want the rest. If a cache keeps the sector that long, it comes once; if not,
+it comes up to 8 times.
 
-The three passes over S would be {in_bytes(3 * S)} if each sector came once per pass, and {in_bytes(24 * S)} if it came
-at each request. DRAM read about {in_bytes(read)}: a sector came {read / (3 * S):.1f} times per pass. P was written
-{written / S:.1f} times. (These two are what is left of naive when its products move each operand once.)
+P is written {softmax.written / S:.1f} times: a sector of P that leaves L2 when it is partly written goes to DRAM, and
+goes again. And it may be read before: `initialise` of flash loads nothing, stores O by the row as well, and DRAM reads
+{in_bytes(filled.read)} for it and writes {in_bytes(filled.written)}. So not all that softmax reads is S. What it reads
+of P is at most what it writes, if a sector is read no more often than written:
 """)
-this.show(report.bars({"once per pass": 3 * S, "softmax, read": read, "each request": 24 * S}, "bytes"), "")
+this.show(report.bars({"S, once per pass": 3 * S, "softmax, S, at least": softmax.read - softmax.written,
+                       "softmax, S and P": softmax.read, "S, each request": 24 * S}, "bytes"), "")
+this.text(f"""
+In three passes over S, then, a sector of S came {(softmax.read - softmax.written) / (3 * S):.1f} to
+{softmax.read / (3 * S):.1f} times per pass. If P's are read for as large a part of the writes as in `initialise`, it is
+{(softmax.read - softmax.written * filled.read / filled.written) / (3 * S):.1f} times.
+""")
 resident, line = PROCESSORS * 2048, 128
-least = {stage: sum(once[f"{stage} {kernel}"] for kernel in kernels) for stage, (*_, kernels) in DRAM.items()}
+least = {stage: sum(once[f"{stage} {kernel}"] for kernel in kernels) for stage, kernels in KERNELS.items()}
 spared = least["tiled"] - least["online_softmax"]
 this.text(f"""
 Could a cache have kept them? An H200 runs up to {PROCESSORS} × 2,048 = {resident:,} threads at once, each in a row of
 its own. Caches keep lines of {line} bytes, 4 sectors. That is {in_bytes(resident * line)} for S and as much for P:
 {in_bytes(2 * resident * line)}, more than L2 has. `statistics` of online_softmax reads by the row, too, but it makes
-one pass and stores no P: {in_bytes(resident * line)} fit, and DRAM moves
-{DRAM["online_softmax"][2]["statistics"] / once["online_softmax statistics"]:.2f} times S. Conjecture: that is the
+one pass and stores no P: {in_bytes(resident * line)} fit, and DRAM reads
+{KERNELS["online_softmax"]["statistics"].read / S:.2f} times S. Conjecture: that is the
 reason. The figures agree with it, and do not prove it.
 
 The largest step in the DRAM column is the one to online_softmax, {in_bytes(moved["tiled"] - moved["online_softmax"])}.
 Of these, {in_bytes(spared)} are P, by the column `once`. The others are bytes that came more than once.
-
-`initialise` of flash stores by the row as well: {in_bytes(asked["flash initialise"])}, and DRAM moves
-{in_bytes(DRAM["flash"][2]["initialise"])}.
 """)
 
 # %% What fits into L2.
@@ -257,14 +249,17 @@ for count in (1, 16, heads):
     sizes.append([count, from_here, in_bytes(4 * count * n * n), "in L2" if 4 * count * n * n <= L2 else "in DRAM"])
 this.text(f"""
 S of all heads takes 4N² bytes per head. From this N on it is larger than the {in_bytes(L2)} of L2; below, a kernel can
-find in L2 what the kernel before it left there, and S need never reach DRAM:
+find in L2 what the kernel before it left there, and S need never reach DRAM. (ncu, as `--measure` runs it, cannot show
+that: it empties the caches before each kernel.)
 """)
 this.show(report.table(["heads", "from N =", f"S at N = {n:,}", ""], sizes), "")
 this.figures["outgrows"] = {str(count): from_here for count, from_here, *_ in sizes}
 blocks = {stage: choose_blocks(stage, d=width) for stage in ("flash", "flash2")}
 pair = 4 * 2 * n * width                                     # Q and O, or K and V, of one head
-in_flash = SHARED // blocks["flash"].shared_bytes            # blocks on a multiprocessor
-at_once = REGISTERS // (blocks["flash2"].threads * blocks["flash2"].row_registers)
+in_flash = KERNELS["flash"]["flash"]
+each_has = measured.SHARED // blocks["flash"].shared_bytes            # blocks on a multiprocessor
+of_block = blocks["flash2"].threads * 8 * tiles(INSIDE["flash2"].registers, 8)  # which come in eights
+at_once = REGISTERS // of_block
 running = PROCESSORS * at_once / tiles(n, blocks["flash2"].Br)
 this.text(f"""
 A small benchmark so says little about DRAM: with one head of N = {n:,}, naive has its S in L2. The paper's 1,024 heads
@@ -272,15 +267,17 @@ have {S / L2:.0f} times as much as L2 holds.
 
 flash and flash2 have no S, and L2 decides between them, too. In flash a block has a head, and passes over its Q and O
 once for each of Tc = {tiles(n, blocks["flash"].Bc)} tiles of keys. These are {in_bytes(pair)} per head. With a single
-block on each of {PROCESSORS} multiprocessors they are {in_bytes(PROCESSORS * pair)}, and each has room for {in_flash}
-blocks: L2 cannot hold them. When a block comes back to a row, the row is gone. So DRAM moves what the threads ask for:
-{DRAM["flash"][2]["flash"] / 1e9:.2f} GB of {asked["flash flash"] / 1e9:.2f}. flash runs as if there were no cache, and
-that is how the paper counts.
+block on each of {PROCESSORS} multiprocessors they are {in_bytes(PROCESSORS * pair)}, and each has room for {each_has}
+blocks: L2 cannot hold them. When a block comes back to a row, the row is gone. DRAM moves as much as the threads ask
+for, {(in_flash.read + in_flash.written) / 1e9:.2f} GB of {asked["flash flash"] / 1e9:.2f}, and yet caches work: flash
+has a thread per row, so a request for Q or O touches 32 sectors, and 1/8 of their bytes is used. Caches answer 7 of 8
+sectors, and nothing survives from one tile of keys to the next. The paper counts so: each element once per step.
 
 In flash2 the Tr = {tiles(n, blocks["flash2"].Br)} blocks of a head run side by side and read the same K and V. A
-multiprocessor has registers for the rows of {at_once} blocks at most. So up to {running:.0f} heads are at work, with
-{in_bytes(running * pair)} of K and V, and these fit. DRAM read {DRAM["flash2"][0]:,} bytes; Q, K and V are {3 * one:,}.
-The order of loops that lets O stay in registers lets L2 do the rest.
+multiprocessor has registers for {at_once} blocks, with {INSIDE["flash2"].registers} per thread (ncu; lesson 12). So
+{running:.0f} heads are at work, with {in_bytes(running * pair)} of K and V, and these fit. DRAM read
+{read["flash2"]:,} bytes; Q, K and V are {3 * one:,}. The order of loops that lets O stay in registers lets L2 do the
+rest.
 
 That is all that a kernel can save, {in_bytes(once["flash2 flash2"])} of Q, K, V, O and L once. register_tiled asks for
 {requested["register_tiled"] / requested["flash2"]:.1f} times as much as flash2, since its tiles have fewer queries, and
@@ -314,11 +311,29 @@ as the arithmetic. With FlashAttention it takes {ratio["flash2, fp16"]:.2f} time
 In float32 the arithmetic is {HALF / MATMUL:.0f} times as slow, and Algorithm 0 is at {ratio["Algorithm 0"]:.2f}
 already. So there is less to win, before any kernel is written.
 
-And none of our kernels waits for DRAM most of its time: the largest share is
-{max(floors[stage][0] / ms[stage] for stage in ms):.0%}. They wait for what is nearer. naive sends
-{in_bytes(requested["naive"])} of requests through L1 and L2. flash2 loads from shared memory for each multiply-add,
-and register_tiled for one in a few: at the same DRAM traffic {ms["flash2"]:.1f} ms become {ms["register_tiled"]:.1f}
-(lesson 12). How much of the time is whose, kernel by kernel, we have not measured.
+And DRAM's bandwidth is not the limit of any of our stages: the largest share is
+{max(floors[stage][0] / ms[stage] for stage in ms):.0%}. What is? For each kernel, ncu says what part of its peak each
+unit reached (speed of light, lesson 12): L1, which shared memory is part of, L2, DRAM, and the slots in which an
+instruction can start. In %, and which is largest:
+""")
+units = {"L1": "l1", "L2": "l2", "DRAM": "dram", "slots": "issued"}
+light = []
+for stage, kernels in KERNELS.items():
+    for kernel, one_kernel in kernels.items():
+        shares = {unit: getattr(one_kernel, field) for unit, field in units.items()}
+        name = stage if kernel == next(iter(kernels)) else ""
+        light.append([name, kernel, f"{one_kernel.ms:.1f}", *(f"{x:.1f}" for x in shares.values()),
+                      max(shares, key=shares.get)])  # fmt: skip
+this.show(aligned(["stage", "kernel", "ms", *units, ""], light, names=2), "")
+this.text(f"""
+Three kinds of limits. A unit at its peak: L1 in `scores`, where naive's requests touch many sectors, and those of tiled
+have bank conflicts, {measured.CONFLICTS:.0%} of the wavefronts in shared memory (lesson 12). Instructions: `output` of
+naive starts one in {KERNELS["naive"]["output"].issued:.0f}% of the slots. And latency: softmax has no unit above
+{softmax.l2:.0f}%. Its warps wait {measured.SOFTMAX_WAITS} cycles for loads per instruction, which {WARPS} warps do not
+hide. `statistics`, one pass in place of three and no P, takes {KERNELS["online_softmax"]["statistics"].ms:.0f} ms in
+place of {softmax.ms:.0f}. flash and flash2 have {INSIDE["flash2"].warps:.0f} warps at work of {WARPS}, and wait;
+register_tiled has twice as many, and asks shared memory less: at the same DRAM traffic {ms["flash2"]:.1f} ms become
+{ms["register_tiled"]:.1f} (lesson 12).
 """)
 
 # %% Figure 2, left.
@@ -327,7 +342,8 @@ this.text("A training step, both passes, in half precision:")
 this.show(*left.headline(ladder, ladder["best"]["flash2, 16 bits"]))
 this.show(*left.tiles_page(ladder))
 this.show(*left.difference(ladder, ladder["best"]["flash2, 16 bits"]))
-both = {name: sum(row) for name, row in PYTORCH.items()}
+both = {name: sum(row) for name, row in BENCH.items()}
+products = {"math": 6, "register_tiled": left.products("register_tiled", True)}
 this.text(f"""
 The time. The paper's step became 41.7 / 7.3 = {41.7 / 7.3:.1f} times as fast. Ours, in float32 on an H200, takes
 {TIMES["naive"][1]:.0f} ms with naive, {TIMES["flash2"][1]:.0f} with flash2 and {TIMES["register_tiled"][1]:.0f} with
@@ -336,13 +352,15 @@ from the standard attention that the paper compares with. PyTorch has one, `math
 float32, N = 4,096, 64 heads, in ms; the speed is that with math = 1:
 """)
 this.show(aligned(["", "forward", "speed", "both", "speed"], [
-    [name, f"{forward:.3g}", f"{PYTORCH['math'][0] / forward:.2f}", f"{both[name]:.3g}",
-     f"{both['math'] / both[name]:.2f}"] for name, (forward, _) in PYTORCH.items()
+    [name, f"{forward:.3g}", f"{BENCH['math'][0] / forward:.2f}", f"{both[name]:.3g}",
+     f"{both['math'] / both[name]:.2f}"] for name, (forward, _) in BENCH.items()
 ]), "")  # fmt: skip
 this.text(f"""
-So we do not reproduce 5.7. Forward, register_tiled is {PYTORCH["math"][0] / PYTORCH["register_tiled"][0]:.1f} times as
-fast as standard attention. In a training step it is slower: it forms nine products where math forms six, and each
-takes longer. PyTorch's own fused kernel gains {both["math"] / both["efficient"]:.1f} times. Part 8 says why there is
+So we do not reproduce 5.7. Forward, register_tiled is {BENCH["math"][0] / BENCH["register_tiled"][0]:.1f} times as
+fast as standard attention. In a training step it is slower: it forms {products["register_tiled"]} products where math
+forms {products["math"]}, in {both["register_tiled"] / products["register_tiled"]:.1f} ms each, where math takes
+{both["math"] / products["math"]:.1f}. PyTorch's own fused kernel gains {both["math"] / both["efficient"]:.1f} times, on
+other units: it multiplies float32 on the tensor cores, as three products of TF32 (lesson 12). Part 8 says why there is
 less to win in float32. In the paper 40.3 GB in 41.7 ms are {40.3 / 41.7:.2f} TB/s, of the 1.5 to 2.0 of an A100: HBM
 alone needed about half of the time, or more.
 """)
@@ -383,12 +401,14 @@ this.show(*right.lines_page(sparse))
 this.show(*right.proposition_page(sparse))
 this.show(*right.counted_page(sparse["counted"]))
 line = sparse["paper"]["line"]
+(a, b, off), (low, half, high) = measured.SPARSE_LINE, measured.SPARSE.values()
 this.text(f"""
 The paper's times lie on a line as well, {line["off"]:.1f} ms off it at most. Its end, a + b =
 {line["a"] + line["b"]:.1f} ms, is not far above dense attention, {sparse["paper"]["dense"]} ms. On one H200 `figures
-right` found 6.0 + 115.9·s ms for flash2 in float32 with 64 heads, 0.7 ms off it at most, and 120.3 ms without a mask.
-As a part of that, 10, 50 and 90 % of the tiles took 0.140, 0.534 and 0.910; the paper has 0.144, 0.528 and 0.932. That
-all of these are lines is no proof that bytes take the time: operations fall with s in the same way.
+right` found {a:.1f} + {b:.1f}·s ms for flash2 in float32 with 64 heads, {off:.1f} ms off it at most, and
+{measured.DENSE} ms without a mask. As a part of that, 10, 50 and 90 % of the tiles took {low:.3f}, {half:.3f} and
+{high:.3f}; the paper has 0.144, 0.528 and 0.932. That all of these are lines is no proof that bytes take the time:
+operations fall with s in the same way.
 """)
 
 # %% Theorem 5.
@@ -436,7 +456,7 @@ more = ladder["stages"]["flash"]["flops"] / ladder["stages"]["naive"]["flops"]
 this.show(report.table(["it is", "the figure that proves it"], [
     ["exact", f"error of flash2 {errors['flash2']:.1e}, of naive {errors['naive']:.1e} (part 3; lesson 06)"],
     ["less HBM traffic", f"DRAM {in_bytes(moved['naive'])} to {in_bytes(moved['flash2'])}, measured (part 4)"],
-    ["at the least there is", f"DRAM reads Q, K and V {DRAM['flash2'][0] / (3 * one):.4f} times (part 7)"],
+    ["at the least there is", f"DRAM reads Q, K and V {read['flash2'] / (3 * one):.4f} times (part 7)"],
     ["Θ(N²d²/M)", "slopes of −1 and +2, of all terms and of counted runs (parts 10, 12)"],
     ["linear memory", f"{in_bytes(peak['naive'])} to {in_bytes(peak['flash2'])} at N = 65,536 (part 13)"],
 ]), "")
@@ -467,7 +487,7 @@ this.tries({flag: "naive moves {} times what it moves here, flash2 {} times. {}"
 )})  # fmt: skip
 this.text(f"""
 Check yourself: take the paper's configuration with 16 heads in place of 1,024. For which kernels in the table of part 5
-does DRAM / once change, and why? What would DRAM move for flash? Part 7 has what you need. What the threads request:
+does `/ once` change, and why? What would DRAM move for flash? Part 7 has what you need. What the threads request:
 
     import numba_flash as nf
     nf.predict("flash", n={n}, d={width}, heads=16).total_bytes

@@ -101,7 +101,8 @@ def times(sizes, passes):
 def dram(sizes, stages):
     """Bytes that DRAM reads and writes in the forward pass of stages, in float32, as ncu measures them -> figures.
 
-    "why": what is not there, in a sentence. What has failed twice in a row for the same reason is not tried again.
+    "bytes": stage -> "read", "written" and "kernels", which has both for each kernel. "why": what is not there, in a
+    sentence. What has failed twice in a row for the same reason is not tried again.
     """
     moved, why = {}, {}
     for stage in stages:
@@ -116,9 +117,9 @@ def dram(sizes, stages):
             except KernelError as error:
                 why[stage] = str(error)
                 continue
-            read, written = (sum(one[kind] for one in kernels.values()) for kind in ("dram_read", "dram_written"))
-            each = {kernel: one["dram_read"] + one["dram_written"] for kernel, one in kernels.items()}
-            moved[stage] = {"read": read, "written": written, "kernels": each}
+            each = {name: {"read": one["dram_read"], "written": one["dram_written"]} for name, one in kernels.items()}
+            moved[stage] = {kind: sum(one[kind] for one in each.values()) for kind in ("read", "written")}
+            moved[stage]["kernels"] = each
     return {"bytes": moved, "why": why}
 
 

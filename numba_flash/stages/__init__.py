@@ -109,7 +109,7 @@ def _ladder():
         Stage(
             "register_tiled",
             "flash2 with several results per thread",
-            "most loads from shared memory",
+            "about half of the loads from shared memory",
             "FlashAttention-2",
             register_tiled.forward,
             register_tiled_backward.backward,

@@ -1,9 +1,9 @@
 """Stage `register_tiled`: flash2 with several scores, and several elements of O, per thread.
 
-Deletes loads from shared memory. A thread of flash2 loads an element of K_j or V_j for each multiply-add, and shared
-memory delivers 32 elements in the time of 128 multiply-adds. Here a thread owns a small matrix of results in registers:
-for 4 × 4 scores it loads 4 elements of Q_i and 4 of K_j and multiplies 16 times. HBM sees what it saw of flash2: for
-one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
+Deletes loads from shared memory. A thread of flash2 loads an element of K_j or V_j for each multiply-add, and adds d
+products to one sum, each of which waits for the one before. Here a thread owns a small matrix of results in registers:
+for 4 × 4 scores it loads 4 elements of Q_i and 4 of K_j and multiplies 16 times, for 16 sums. HBM sees what it saw of
+flash2: for one head, N queries, N_k keys, Tr = ⌈N/Br⌉:
 
     register_tiled loads Q Nd, K Tr·N_k·d, V Tr·N_k·d                               stores O Nd, L N
 

@@ -425,8 +425,9 @@ def a_warp_asks(rng):
             Part("How many wavefronts does the read from shared memory take?", math.gcd(width, 32), 2),
             Part("How many words does it load from shared memory per product, as a decimal?", (R + C) / (R * C)),
         ),
-        "open": ((1, "it loads about one word per product, and shared memory serves 32 words where 128 are computed"),),
-        "also": "Why is a kernel with one result per thread bound by shared memory on an H200?",
+        "open": ((1, "fewer loads per product, or sums that do not wait for one another, or more warps at work"),),
+        "also": "On an H200, flash2 and register_tiled keep shared memory equally busy, 62 and 63 % of the time, and "
+        "no unit is at its limit. Yet register_tiled is faster. Name a reason.",
         "why": f"Neighbours lie {4 * s} bytes apart: 32·{4 * s}/32 sectors, none left out. Rows begin {width} banks "
         f"apart: gcd({width}, 32) rows share a bank. {R} + {C} words serve {R}·{C} products.",
         "wrong": (
