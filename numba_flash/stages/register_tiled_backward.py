@@ -23,7 +23,7 @@ from ..engine.launch import empty, launch
 from ..masks import make_weight, no_mask
 from . import launch_if_any, numba_type
 from .flash2_backward import row_sums
-from .register_tiled import forward, make_fill, make_products
+from .register_tiled import forward, make_products
 
 
 @cache
@@ -34,7 +34,7 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
     Y, QUERIES, COLUMNS = keys // ROWS, rows // X, columns // X
     width, width_P = pitch(columns), pitch(rows, 8)
     rows_by_rows, rows_by_columns, column = make_products(keys, rows, columns, real)
-    fill, weight = make_fill(d, columns, Y, real), make_weight(real)
+    weight = make_weight(real)
 
     @cuda.jit
     def backward_dKdV(Q, K, V, mask, dO, L, D, dK, dV, scale, seed, p_drop):
@@ -56,8 +56,12 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
         N, N_k = Q.shape[1], K.shape[1]
         j = cuda.blockIdx.x * Bc                             # Alg. 2, l. 5
         n_j = uint32(min(Bc, N_k - j))                       # keys that there are in the tile
-        fill(K_j, K, g, j, n_j, x, y)                        # Alg. 2, l. 6
-        fill(V_j, V, g, j, n_j, x, y)
+        for c in range(y, keys, Y):
+            for w in range(COLUMNS):
+                t = x + X * w
+                inside = c < n_j and t < d
+                K_j[c, t] = K[g, j + c, t] if inside else real(0)  # Alg. 2, l. 6
+                V_j[c, t] = V[g, j + c, t] if inside else real(0)
         for u in range(ROWS):
             for w in range(COLUMNS):
                 dK_j[u, w] = real(0)                         # Alg. 2, l. 7
@@ -66,12 +70,15 @@ def make_dKdV(Bc, d, real, allowed, first, keep):
             b = h * mask.shape[0] // Q.shape[0]
             for i in range(first(j + N - N_k), N, Br):       # Alg. 2, l. 8
                 n_i = uint32(min(Br, N - i))
-                fill(Q_i, Q, h, i, n_i, x, y)                # Alg. 2, l. 9
-                fill(dO_i, dO, h, i, n_i, x, y)
                 for r in range(y, rows, Y):
                     if x == 0:
                         L_i[r] = L[h, i + r] if r < n_i else real(0)
                         D_i[r] = D[h, i + r] if r < n_i else real(0)
+                    for w in range(COLUMNS):
+                        t = x + X * w
+                        inside = r < n_i and t < d
+                        Q_i[r, t] = Q[h, i + r, t] if inside else real(0)  # Alg. 2, l. 9
+                        dO_i[r, t] = dO[h, i + r, t] if inside else real(0)
                 cuda.syncthreads()                           # the tiles are complete
                 for u in range(ROWS):
                     for w in range(QUERIES):
@@ -111,7 +118,7 @@ def make_dQ(Br, d, real, allowed, seen, keep):
     Y, KEYS, COLUMNS = rows // ROWS, others // X, columns // X
     width, width_S = pitch(columns), pitch(others, 8)
     rows_by_rows, rows_by_columns, column = make_products(rows, others, columns, real)
-    fill, weight = make_fill(d, columns, Y, real), make_weight(real)
+    weight = make_weight(real)
 
     @cuda.jit
     def backward_dQ(Q, K, V, mask, dO, L, D, dQ, scale, seed, p_drop):
@@ -133,19 +140,26 @@ def make_dQ(Br, d, real, allowed, seen, keep):
         i = cuda.blockIdx.x * Br
         n_i = uint32(min(Br, N - i))                         # queries that there are in the tile
         keys = seen(min(i + Br, N) - 1 + N_k - N, N_k)       # what the last query of this tile sees
-        fill(Q_i, Q, h, i, n_i, x, y)
-        fill(dO_i, dO, h, i, n_i, x, y)
         for r in range(y, rows, Y):
             if x == 0:
                 L_i[r] = L[h, i + r] if r < n_i else real(0)
                 D_i[r] = D[h, i + r] if r < n_i else real(0)
+            for w in range(COLUMNS):
+                t = x + X * w
+                inside = r < n_i and t < d
+                Q_i[r, t] = Q[h, i + r, t] if inside else real(0)
+                dO_i[r, t] = dO[h, i + r, t] if inside else real(0)
         for u in range(ROWS):
             for w in range(COLUMNS):
                 dQ_i[u, w] = real(0)
         for j in range(0, keys, Bc):
             n_j = uint32(min(Bc, keys - j))
-            fill(K_j, K, g, j, n_j, x, y)
-            fill(V_j, V, g, j, n_j, x, y)
+            for c in range(y, others, Y):
+                for w in range(COLUMNS):
+                    t = x + X * w
+                    inside = c < n_j and t < d
+                    K_j[c, t] = K[g, j + c, t] if inside else real(0)
+                    V_j[c, t] = V[g, j + c, t] if inside else real(0)
             cuda.syncthreads()                               # the tiles are complete
             for u in range(ROWS):
                 for w in range(KEYS):

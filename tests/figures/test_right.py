@@ -239,7 +239,8 @@ def test_the_page_shows_the_papers_numbers_and_ours(run, figures):
 
 
 def test_json_holds_every_figure(run, figures):
-    assert json.loads(run("right --json -")[1]) == figures
+    found = json.loads(run("right --json -")[1])
+    assert found | {"timed": None} == figures | {"timed": None}  # on a GPU, no two times are equal
 
 
 def test_another_configuration_leaves_the_paper_out(run):
