@@ -200,7 +200,7 @@ def check_writable(path, suffixes=None):
         return
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
-        raise ValueError(f"{path!r} must end in {' or '.join(suffixes)}")
+        raise ValueError(f"{path!r} will not do: end it in {' or '.join(suffixes)}")
     if path == "-":
         raise ValueError("'-' is no name of a file, and here nothing is written to standard output")
     what = repr(path)

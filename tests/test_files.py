@@ -76,5 +76,5 @@ def test_a_name_that_is_too_long_is_told_before_the_run():
 
 
 def test_another_ending_is_told_the_right_one():
-    with pytest.raises(ValueError, match=r"^'x.txt' must end in .svg or .html$"):
+    with pytest.raises(ValueError, match=r"^'x.txt' will not do: end it in .svg or .html$"):
         lesson.check_writable("x.txt", (".svg", ".html"))
