@@ -9,6 +9,7 @@ import re
 import runpy
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -381,15 +382,32 @@ def script():
 
     To be ended or hung up on is an exit, too: what was started is ended, and the terminal put back.
     """
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # not on Windows
-            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
+    came = []  # signals
+
+    def leave(number, _):
+        came.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def lost(ignored):
+        """Signal again, a moment later, where a callback of weakref or the like has swallowed the exit."""
+        if not came or not isinstance(ignored.exc_value, (KeyboardInterrupt, SystemExit)):
+            return sys.__unraisablehook__(ignored)
+        again = threading.Timer(0.1, os.kill, (os.getpid(), came[-1]))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = lost
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # as nohup makes it
+            signal.signal(number, leave)
     try:
         try:
-            return main()
+            status = main()
         finally:
             if sys.stdout:  # None where it was closed
                 sys.stdout.flush()
+        return 128 + came[-1] if came else status
     except KeyboardInterrupt:
         report.console(sys.stderr).print("\nstopped by Ctrl-C")
         return 130

@@ -83,7 +83,7 @@ def chosen_device():
     try:
         chosen = device()
     except (ValueError, KernelError) as error:
-        return Check("kernels run on", PROBLEM, f"nothing: {error} (NUMBA_FLASH_DEVICE is set)")
+        return Check("kernels run on", PROBLEM, f"nothing: {error}")
     unused = chosen.name == "sim" or (chosen.name == "cpu" and gpu_count())
     name = {"cpu": "the compiled CPU engine", "gpu": "the GPU", "sim": "Numba's simulator, slowly"}[chosen.name]
     return Check("kernels run on", NOTE if unused else OK, f"{chosen.name}, {name}: {chosen.why}")

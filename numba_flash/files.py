@@ -11,7 +11,7 @@ def write_text(path, text):
 
 
 def write_bytes(path, data):
-    """Write a file beside its place, then put it there. An OSError names the file, also where the disk is full."""
+    """Write a file beside its place, then put it there. OSError, in a sentence, where that cannot be done."""
     try:
         file = Path(path).resolve()
         if file.exists() and not file.is_file():  # a pipe, a device
@@ -26,5 +26,4 @@ def write_bytes(path, data):
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(f"{str(path)!r} cannot be written ({error.strerror or error}): name another file") from None

@@ -20,6 +20,7 @@ import os
 import random
 import re
 import sys
+import tempfile
 import textwrap
 import traceback
 from functools import cached_property
@@ -84,7 +85,7 @@ def start(
     parser = _parser(name, values, stage, direction, predict_only, meanings or {}, extra)
     flags = parser.parse_args([] if in_notebook() else sys.argv[1:])
     sides = (1, flags.blocks) if direction == "split" and flags.blocks else flags.blocks
-    where = "argument --device" if flags.device else "environment variable NUMBA_FLASH_DEVICE"
+    where = "argument --device" if flags.device else "environment"
     for what, check in (
         (
             "argument --blocks",
@@ -100,7 +101,7 @@ def start(
         ("argument --svg", lambda: check_writable(flags.svg, (".svg", ".html"))),
         ("argument --answers", lambda: check_answers(flags.answers)),
         ("flags", lambda: check_distinct(**{name: getattr(flags, name) for name in ("json", "svg", "answers")})),
-        ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",), "notebook")),
+        ("argument --notebook", lambda: check_writable(flags.notebook, (".ipynb",))),
         ("argument --notebook", lambda: check_alone(flags, "notebook", ("json", "svg", "answers"))),
     ):
         try:
@@ -193,25 +194,29 @@ def _written(value):
     return ",".join(f"{part:.15g}" for part in value) if isinstance(value, tuple) else f"{value}"
 
 
-def check_writable(path, suffixes=None, kind="picture"):
-    """Find out before the run whether `path` can be written. ValueError where it cannot."""
+def check_writable(path, suffixes=None):
+    """Find out before the run whether `path` can be written, as numba_flash.files does. ValueError where it cannot."""
     if path is None:
         return
     file = Path(path)
     if suffixes and file.suffix.lower() not in suffixes:
-        raise ValueError(f"{path!r} is not a {kind} that can be written: end it in {' or '.join(suffixes)}")
+        raise ValueError(f"{path!r} will not do: end it in {' or '.join(suffixes)}")
     if path == "-":
         raise ValueError("'-' is no name of a file, and here nothing is written to standard output")
-    there = file.exists()
+    what = repr(path)
     try:
+        there = file.exists()
         file.open("a").close()
+        if not there:
+            file.unlink()
+        elif file.is_file():  # what is written is put in its place
+            what = f"the folder of {path!r}"
+            tempfile.TemporaryFile(dir=file.resolve().parent).close()
     except FileNotFoundError:
         raise ValueError(f"the folder of {path!r} does not exist: create it first, or name another") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
-        raise ValueError(f"{path!r} cannot be written ({why}): name another file") from None
-    if not there:
-        file.unlink()
+        raise ValueError(f"{what} cannot be written ({why}): name another file") from None
 
 
 def check_alone(flags, name, others):

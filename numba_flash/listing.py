@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ def of_file(path, printing=False):
     printing: what the file prints goes to stderr. ValueError, with the line, where the file stops.
     """
     file = Path(path)
-    if not file.is_file() or file.suffix.lower() != ".py":
+    if not os.path.isfile(file) or file.suffix.lower() != ".py":
         raise ValueError(f"{path} is no Python file: name a script that launches kernels with nf.launch")
     name, argv = "", sys.argv
     sys.argv, sys.path[:0] = [path], [str(file.resolve().parent)]

@@ -8,15 +8,15 @@ import contextlib
 import json
 import math
 import operator
-import os
 import re
-import shutil
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+
+from .files import write_text
 
 TRIES = 2
 NEAR = Fraction(1, 100)  # how far off an answer may be, relatively, where a question says "about"
@@ -258,11 +258,7 @@ def keep(path, run, before=None):
         runs = earlier(path)
         at = runs.index(before) if before in runs else len(runs)
         runs[at : at + 1] = [run]
-        new = Path(f"{file}.new")
-        new.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        if file.exists():
-            shutil.copymode(file, new)
-        os.replace(new, file)
+        write_text(file, json.dumps(runs, indent=1, ensure_ascii=False) + "\n")
     return run
 
 

@@ -486,7 +486,7 @@ REFUSED_BACKWARD = {  # name: (arguments in place of the right ones, error, all 
     "lse with NaN": (
         {"lse": with_one(LSE, np.nan)},
         ValueError,
-        r"lse\[1\] is nan, and a row with keys has a finite lse: pass what attention\(.*",
+        r"lse\[1\] is nan, and a row with keys has a finite lse: either lse is not what attention\(.*",
     ),
     "lse with -infinity": ({"lse": with_one(LSE, -np.inf)}, ValueError, r"lse\[1\] is -inf, and a row with keys .*"),
     "lse with infinity": ({"lse": with_one(LSE, np.inf)}, ValueError, r"lse\[1\] is inf, and a row with keys .*"),
@@ -536,3 +536,12 @@ def test_backward_of_device_arrays_stays_on_the_device():
     for got, expected in zip(nf.attention_backward(**on_device), nf.attention_backward(**GIVEN), strict=True):
         assert hasattr(got, "__cuda_array_interface__") or type(got).__name__ == "FakeCUDAArray"
         assert np.array_equal(nf.to_host(got), expected)
+
+
+def test_lse_of_scores_that_overflow_is_not_answered_with_itself():
+    """What attention gave is passed, and is not finite: the way out is in q and k."""
+    k = K.copy()
+    k[0, 0] = np.inf
+    out, lse = nf.attention(Q, k, V, return_lse=True, device="cpu")
+    with pytest.raises(ValueError, match="or q or k holds values that are not finite or whose products overflow$"):
+        nf.attention_backward(Q, k, V, np.ones_like(out), out=out, lse=lse, device="cpu")

@@ -679,7 +679,7 @@ def test_a_device_that_is_not_there():
         (
             (),
             {"NUMBA_FLASH_DEVICE": "tpu"},
-            "environment variable NUMBA_FLASH_DEVICE: NUMBA_FLASH_DEVICE='tpu' is unknown",
+            "error: environment: NUMBA_FLASH_DEVICE='tpu' is unknown",
         ),
     ):
         status, out, err = run("02_naive.py", *flags, env=environment(**env) | {"NUMBA_ENABLE_CUDASIM": "0"})

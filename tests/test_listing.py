@@ -265,6 +265,7 @@ def test_a_script_that_stops(script, capsys, end, says):
     "args, says",
     [
         (["none.py"], "none.py is no Python file"),
+        ([300 * "a" + ".py"], "a.py is no Python file"),
         (["."], ". is no Python file"),
         (["EMPTY"], "launches no kernel: only what nf.launch starts"),
         (["EMPTY", "--n", "8"], "--n is for a stage"),

@@ -125,6 +125,41 @@ def test_ctrl_c_exits_with_130():
     assert (process.returncode, out, err.strip()) == (130, "", "stopped by Ctrl-C")
 
 
+LOST = """
+import os, signal, sys, time, weakref
+from numba_flash import __main__ as cli
+def main():
+    thing = type("thing", (), {})()
+    there = weakref.ref(thing, lambda _: (os.kill(os.getpid(), signal.NAME), time.sleep(0)))
+    del thing                   # the callback swallows what the signal's handler raises
+    time.sleep(SECONDS)
+    return 0
+cli.main = main
+sys.exit(cli.script())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends a process on Windows")
+@pytest.mark.parametrize(
+    ("name", "seconds", "says"),
+    [("SIGTERM", 30, ""), ("SIGTERM", 0, ""), ("SIGINT", 30, "stopped by Ctrl-C"), ("SIGINT", 0, "")],
+)
+def test_a_signal_takes_effect_where_its_exit_is_swallowed(name, seconds, says):
+    code = LOST.replace("NAME", name).replace("SECONDS", str(seconds))
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=25)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (128 + getattr(signal, name), "", says)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="a signal of Unix")
+def test_a_signal_that_is_ignored_stays_so():
+    code = (
+        "import os, signal, sys; from numba_flash import __main__ as cli\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup does
+        "cli.main = lambda: os.kill(os.getpid(), signal.SIGHUP); sys.exit(cli.script())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, timeout=25).returncode == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a closed pipe is another error on Windows")
 @pytest.mark.parametrize("line", ["--help", "lessons", "bill --predict-only", "bill --n 8 --json"])
 def test_a_closed_pipe_is_silent(line):

@@ -48,7 +48,7 @@ def test_the_flag(tmp_path, capsys, monkeypatch):
     assert json.loads(file.read_text(encoding="utf-8")) == written("03_tiled.py", tmp_path)
     with pytest.raises(SystemExit) as ended:
         command.main(["lessons", "03", "--notebook", "03.txt"])
-    assert ended.value.code == 2 and "'03.txt' is not a notebook" in capsys.readouterr().err
+    assert ended.value.code == 2 and "'03.txt' will not do: end it in .ipynb" in capsys.readouterr().err
     for flag in ("--json", "--answers", "--svg"):
         with pytest.raises(SystemExit) as ended:
             command.main(["lessons", "03", "--notebook", str(file), flag, str(tmp_path / "other.svg")])

@@ -13,13 +13,13 @@ import numpy as np
 
 from .. import report
 from ..attention import attention
-from ..engine.launch import refuse_if_too_large
 from ..errors import KernelError
 from ..hbm.ledger import ledger
 from ..hbm.predict import predict
 from ..stages import STAGES
 from ..testing import inputs
 from ..timing import interleaved, spread, wall_seconds
+from .gpu import refuse_if_too_large
 
 N, SIMULATOR_N = 1024, 256
 
@@ -31,7 +31,7 @@ def run(n=None, d=64, repeats=5, simulator=True):
     n, whichever is less, and once.
     """
     q, k, v = inputs((n or N, d), (n or N, d))
-    refuse_if_too_large(3 * 4 * q.shape[0] ** 2, f"attention in NumPy, N = {q.shape[0]:,},", "cpu")
+    refuse_if_too_large(lambda n: 3 * 4 * n**2, n or N, "attention in NumPy")
     with report.progress("NumPy and the CPU engine", len(STAGES) + 1) as advance:
         numpy_seconds = median_seconds(lambda: numpy_attention(q, k, v), repeats)
         advance()

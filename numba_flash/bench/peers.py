@@ -42,11 +42,9 @@ def load(place="cuda"):
     try:
         import torch
         import torch.nn.attention
-    except ImportError as error:
+    except Exception as error:  # a build that does not fit raises anything
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             return None, f"torch is not installed, so there are no peers and no rate of a matmul: {INSTALL}"
-        return None, f"torch cannot be imported ({first_line(error)}), so there are no peers: {INSTALL}"
-    except OSError as error:
         return None, f"torch cannot be imported ({first_line(error)}), so there are no peers: {INSTALL}"
     if place == "cuda" and not torch.cuda.is_available():
         return None, f"torch {torch.__version__} sees no GPU, so there are no peers: install a build of it with CUDA"

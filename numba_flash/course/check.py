@@ -88,7 +88,7 @@ def found(name):
     if not name:
         raise ValueError(f"FILE is empty: name a file, an exercise or a folder. {known()}")
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, for a name that is too long
         entries = list(islice(path.rglob("*"), MOST + 1))
         if len(entries) > MOST:
             raise ValueError(f"{name} holds more than {MOST:,} files and folders: name the folder of the answers")
@@ -105,7 +105,7 @@ def found(name):
                 listed = ", ".join(str(file.relative_to(path)) for file in files)
                 report.console(sys.stderr).print(f"{name}: left out, since {why}: {listed}", soft_wrap=True)
         return answers
-    if path.exists():
+    if os.path.exists(path):
         if not path.is_file() or path.suffix.lower() != ".py":
             raise ValueError(f"{name} is no Python file: an answer is a file such as 02_scores.py. {known()}")
         exercise_of(path)

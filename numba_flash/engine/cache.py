@@ -69,13 +69,20 @@ def write(name, source):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(source.encode())
-        os.replace(temporary, path)
+        try:
+            temporary.write_bytes(source.encode())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         return path
     except OSError as error:
-        notice(f"compiled kernels are not kept, since {folder()} cannot be used ({error.strerror}); "
-               "set NUMBA_FLASH_CACHE_DIR to a folder that can")  # fmt: skip
+        not_kept(error.strerror)
         return None
+
+
+def not_kept(why):
+    notice(f"compiled kernels are not kept, since {folder()} cannot be used ({why}); "
+           "set NUMBA_FLASH_CACHE_DIR to a folder that can")  # fmt: skip
 
 
 def module_from(name, source, path):
@@ -90,7 +97,17 @@ def module_from(name, source, path):
     try:
         module.run.enable_caching()
     except RuntimeError:  # a folder that holds the source but cannot be written
-        notice(f"compiled kernels are not kept, since {path.parent} cannot be written")
+        not_kept("not writable")
+        return vars(module)
+    save = module.run._cache.save_overload
+
+    def save_if_possible(*what):
+        try:
+            save(*what)
+        except OSError as error:  # the disk is full
+            not_kept(error.strerror)
+
+    module.run._cache.save_overload = save_if_possible
     return vars(module)
 
 
@@ -118,8 +135,12 @@ def seal(path):
     """Note what the machine code of an entry hashes to, for `is_intact`."""
     for file in entry(path):
         if file.suffix == ".nbc":
-            with contextlib.suppress(OSError):
-                file.with_suffix(".sum").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+            made = file.with_suffix(".sum")
+            try:
+                made.write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    made.unlink()
 
 
 def is_intact(path):

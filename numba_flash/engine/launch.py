@@ -76,11 +76,12 @@ def device(name=None):
 
     Returns a Device. Raises ValueError for an unknown name, KernelError for a device that is not there.
     """
-    reason = "asked for by device="
+    reason, asked, otherwise = "asked for by device=", f"device={name!r}", "device='cpu' runs the same kernels"
     if name is None and (recorder.active() or lines.active()):
         return Device("cpu", "recordings and lines are made there")
     if name is None:
         name, reason = os.environ.get("NUMBA_FLASH_DEVICE") or None, "asked for by NUMBA_FLASH_DEVICE"
+        asked, otherwise = f"NUMBA_FLASH_DEVICE={name!r}", "unset it, or set it to cpu"
     if isinstance(name, Device):
         name = name.name
     if name is None:
@@ -89,12 +90,13 @@ def device(name=None):
         problem = gpu_problem()
         return Device("cpu", problem) if problem else Device("gpu", "a GPU and numba-cuda are there")
     if name not in DEVICES:
-        what = "NUMBA_FLASH_DEVICE" if "NUMBA" in reason else "device"
-        raise ValueError(f"{what}={name!r} is unknown: use one of {', '.join(map(repr, DEVICES))}, or None to choose")
+        none = "None to choose" if "device=" in reason else "unset it"
+        raise ValueError(f"{asked} is unknown: use one of {', '.join(map(repr, DEVICES))}, or {none}")
     if name == "gpu" and (problem := gpu_problem()):
-        raise KernelError(f"device='gpu' cannot be used: {problem}; device='cpu' runs the same kernels")
+        raise KernelError(f"{asked} cannot be used: {problem}; {otherwise}")
     if name == "sim" and not numba.config.ENABLE_CUDASIM:
-        raise KernelError("device='sim' needs NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts")
+        needs = "needs NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts"
+        raise KernelError(f"{asked} {needs}; {otherwise}")
     return Device(name, reason)
 
 

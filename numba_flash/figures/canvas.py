@@ -1,6 +1,7 @@
 """Pictures of figures for slides, drawn by matplotlib (the extra `plot`): without a display, the same in every run."""
 
 import logging
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -40,12 +41,15 @@ def refuse():
 def save(plot, figures, path):
     """Draw figures by `plot(figures, canvas)`, a function of its module, and write the picture, whole or not at all."""
     refuse()
+    from unittest.mock import patch
+
     import matplotlib
     from matplotlib.figure import Figure
 
     suffix = Path(path).suffix.lower()
     picture = BytesIO()
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), patch.dict(os.environ):
+        os.environ.pop("SOURCE_DATE_EPOCH", None)  # no picture has a date, and matplotlib reads it all the same
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         canvas = Figure(figsize=SLIDE, layout="constrained")

@@ -94,7 +94,7 @@ def check(flags, chosen):
             plots = {name: str(path.with_name(f"{path.stem}-{name}{path.suffix}")) for name in chosen}
             for one in plots.values():
                 check_writable(one)
-    check_distinct(json=flags.json, csv=flags.csv, **({} if flags.figure == ALL else {"plot": flags.plot}))
+    check_distinct(json=flags.json, csv=flags.csv, **{f"plot of {name}": path for name, path in plots.items()})
     if flags.measure:
         if not measuring(chosen):
             raise ValueError(f"--measure is for figures {' and '.join(measuring(FIGURES))}: leave it out")

@@ -185,9 +185,10 @@ def headline(figures, best):
         rows.append(["", f"x {more:.2f}", f"/ {less:.1f}", ""])
     yield aligned(["", "GFLOP", "HBM", "ms"], rows)
     yield ""
-    yield report.prose("""
+    yield report.prose(f"""
         Algorithms 0 and 3 are standard attention, forward and backward, each step reading its operands once; their
-        FLOPs are those of naive. flash2 is in the largest tiles that fit, see below. We predict no times.
+        FLOPs are those of naive. {"flash2 is in the largest tiles that fit, see below. " * bool(best)}We predict no
+        times.
     """)
     if not figures["paper"]:
         yield left_out("numbers", PAPER)
@@ -230,6 +231,12 @@ def tiles_page(figures):
                 backward = f"-, {best['backward']['Bc']}"
             moved = [size(best["bytes"]), f"{best['bytes'] / Nd:.1f}", f"{ideal / best['bytes']:.2f}"]
             rows.append([name, forward, backward, *moved])
+    if not rows:
+        yield report.prose(f"""
+            flash2 in half precision. No tiles fit: a thread's rows of d = {figures["d"]:,} are too much for its
+            registers.
+        """)
+        return
     yield report.prose(f"""
         flash2 in half precision. Of all tiles (Br, Bc) in multiples of {STEP}, those that move least and fit: elements
         of {ITEMSIZE} bytes in {DYNAMIC_SHARED // 1024} KiB ({DYNAMIC_SHARED:,} B) of shared memory, what an A100 gives
@@ -237,9 +244,6 @@ def tiles_page(figures):
         in registers. In 16 bits, two numbers share a register. Sums are often kept in 32 bits, which fp16 needs to be
         accurate; `32 bits` has all rows so.
     """)
-    if not rows:
-        yield report.prose(f"No tiles fit: a thread's rows of d = {figures['d']:,} are too much for its registers.")
-        return
     yield aligned(["", "forward", "backward", "HBM", "in Nd", "ideal / it"], rows)
     yield ""
     yield report.prose(f"""

@@ -186,13 +186,16 @@ def parse(output):
         if metric not in METRICS.values():
             continue
         kernel = kernel_name(name)
-        try:
-            figure = int(value.replace(",", ""))
-        except ValueError:
-            raise ValueError(f"{metric} of {kernel} is {value!r}, no whole number") from None
+        for what, text in (("ID", number), (metric, value)):
+            if not re.fullmatch("[0-9][0-9,]*", text):
+                raise ValueError(f"{what} of {kernel} is {text!r}, no whole number")
+        number, value = (int(text.replace(",", "")) for text in (number, value))
         if unit != "byte":
             raise ValueError(f"{metric} of {kernel} is in {unit!r}, not in bytes")
-        launches.setdefault(int(number), (kernel, {}))[1][metric] = figure
+        same, values = launches.setdefault(number, (kernel, {}))
+        if same != kernel or metric in values:
+            raise ValueError(f"ID {number} is of two launches")
+        values[metric] = value
     ordered = [launches[number] for number in sorted(launches)]
     for kernel, values in ordered:
         if missing := [metric for metric in METRICS.values() if metric not in values]:

@@ -41,7 +41,7 @@ def run(flags):
     if flags.beside and flags.html is None:
         raise ValueError(f"--beside {flags.beside} is for a page: add --html FILE")
     if flags.html is not None:
-        lesson.check_writable(flags.html, (".html",), "page")
+        lesson.check_writable(flags.html, (".html",))
         beside = flags.beside or BESIDE.get(flags.stage, "none")
         if beside == flags.stage:
             raise ValueError(f"--beside {beside} is the stage itself: name another one, or none")

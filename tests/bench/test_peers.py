@@ -50,6 +50,18 @@ def test_a_torch_that_is_broken_or_sees_no_gpu_is_a_sentence(monkeypatch):
     assert why.startswith("torch cannot be imported (libcudart.so.13: cannot open), so there are no peers")
 
 
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError, SystemError, ImportError])
+def test_whatever_torch_raises_is_a_sentence(monkeypatch, error):
+    def spoilt(name, path, target=None):
+        if name == "torch":
+            raise error("_ARRAY_API not found\nmore")
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [types.SimpleNamespace(find_spec=spoilt), *sys.meta_path])
+    says = f"torch cannot be imported (_ARRAY_API not found), so there are no peers: {peers.INSTALL}"
+    assert peers.load() == (None, says)
+
+
 def test_tf32_is_on_for_its_own_matmul_alone(monkeypatch):
     torch = fake(monkeypatch, available=True)
     ours, why = peers.load()

@@ -82,6 +82,7 @@ def test_files_that_cannot_be_found_name_the_exercises(run):
     for name, says in (
         ("nothing.py", "nothing.py: there is no such file, and no exercise of that name"),
         ("deep/00_guard.py", "deep/00_guard.py: there is no such file. The exercises"),
+        (300 * "a", "a: there is no such file, and no exercise of that name"),
         ("empty", "empty is a folder without an exercise in it"),
         ("notes.txt", "notes.txt is no Python file"),
         ("notes.py", "notes.py is no exercise"),

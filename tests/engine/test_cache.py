@@ -30,9 +30,9 @@ print(sum(run.stats.cache_hits.values()), sum(run.stats.cache_misses.values()), 
 """
 
 
-def run(tmp_path, folder, factor=2, **environment):
+def run(tmp_path, folder, factor=2, first="", **environment):
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).replace("FACTOR", str(factor)))
+    script.write_text(first + textwrap.dedent(SCRIPT).replace("FACTOR", str(factor)))
     environment = (
         os.environ
         | {"NUMBA_FLASH_CACHE_DIR": str(folder), "PYTHONWARNINGS": "error,ignore::DeprecationWarning"}
@@ -92,6 +92,39 @@ def test_a_folder_that_cannot_be_used_costs_one_notice(tmp_path):
     assert str(file) in notice
     assert "NUMBA_FLASH_CACHE_DIR" in notice
     assert file.read_text() == "in the way"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of Unix")
+@pytest.mark.parametrize("limit", ["0", "source"])
+def test_a_full_disk_costs_one_notice(tmp_path, limit):
+    """Not even the source fits, or the source and not the machine code: a limit on files stands in for the disk."""
+    folder = tmp_path / "cache"
+    run(tmp_path, folder)
+    (source,) = folder.glob("*.py")
+    limit = 0 if limit == "0" else source.stat().st_size
+    assert all(limit < file.stat().st_size for file in folder.rglob("*.nbc"))
+    first = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    other = tmp_path / "other"
+    found, notice = run(tmp_path, other, first=first)
+    assert found == ["0", "1"]
+    assert notice.count("\n") == 1
+    assert f"since {other} cannot be used (File too large)" in notice
+    assert {file.suffix for file in other.rglob("*") if file.is_file()} <= ({".py", ".nbi"} if limit else set())
+    assert run(tmp_path, other) == (["0", "1"], "")  # there is space again
+
+
+def test_a_seal_that_cannot_be_written_is_none(tmp_path, monkeypatch):
+    path = tmp_path / "kernel.py"
+    (tmp_path / "kernel.1.nbc").write_bytes(b"code")
+
+    def half(file, text):
+        file.write_bytes(text[:5].encode())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_text", half)
+    cache.seal(path)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".nbc"]
+    assert cache.is_intact(path)
 
 
 def test_one_compile_serves_all_block_sizes():

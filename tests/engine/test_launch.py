@@ -80,8 +80,17 @@ def test_device_is_chosen_and_explained(monkeypatch):
     monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
     assert "NUMBA_FLASH_DEVICE" in nf.device().why
     monkeypatch.setenv("NUMBA_FLASH_DEVICE", "tpu")
-    with pytest.raises(ValueError, match="'tpu' is unknown"):
+    with pytest.raises(ValueError, match=r"^NUMBA_FLASH_DEVICE='tpu' is unknown: .*'sim', or unset it$"):
         nf.device()
+    with pytest.raises(ValueError, match=r"^device='tpu' is unknown: .*'sim', or None to choose$"):
+        nf.device("tpu")
+    for name, why in (("sim", "needs NUMBA_ENABLE_CUDASIM=1 .*"), ("gpu", "cannot be used: no such thing")):
+        monkeypatch.setenv("NUMBA_FLASH_DEVICE", name)
+        monkeypatch.setattr(engine, "gpu_problem", lambda: "no such thing")
+        with pytest.raises(KernelError, match=f"^NUMBA_FLASH_DEVICE='{name}' {why}; unset it, or set it to cpu$"):
+            nf.device()
+        with pytest.raises(KernelError, match=f"^device='{name}' {why}; device='cpu' runs the same kernels$"):
+            nf.device(name)
     with pytest.raises(KernelError, match="NUMBA_ENABLE_CUDASIM"):
         nf.device("sim")
     with pytest.raises(ValueError, match="device=3"):

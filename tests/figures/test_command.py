@@ -179,6 +179,15 @@ def test_one_file_for_two_is_refused(run, tmp_path):
     assert "are the same file" in err
 
 
+@pytest.mark.parametrize("name", ["left", "all"])
+def test_no_picture_is_drawn_over_the_figures(run, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(canvas, "refuse", lambda: None)
+    file = tmp_path / ("x.png" if name == "left" else "x-left.png")
+    status, out, err = run(f"{name} --predict-only --json {file} --plot {tmp_path}/x.png")
+    assert (status, out) == (2, "")
+    assert f"--json and --plot of left are the same file, '{file}': name two" in err
+
+
 @has_matplotlib
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("line", ["", TINY, LARGEST, "--n 100 --d 200 --heads 3", "--d 10000"])

@@ -203,6 +203,8 @@ def test_another_configuration(run, sizes, says):
     assert status == 0
     assert says in words(out)
     assert "66.6" not in out
+    assert ("flash2 is in the largest tiles" in words(out)) is ("ours, flash2" in out)
+    assert ("those that move least" in words(out)) is ("ours, flash2" in out)
     assert "Why the paper" not in out
     assert json.loads(run(f"left {sizes} --json")[1])["paper"] is None
 

@@ -256,6 +256,11 @@ def test_where_the_last_tiles_are_short_not_all_masks_lie_on_the_line(run):
     assert "All masks lie on it" in words(run("right")[1])
 
 
+def test_what_proposition_4_says_is_left_out_where_tiles_are_short(run):
+    for line, says in (("", True), ("--n 250", True), ("--n 1 --d 1", False), ("--n 100", False)):
+        assert ("b falls as 1/M" in words(run(f"right --predict-only {line}")[1])) is says
+
+
 def test_no_tiles_fit(run):
     status, out, _ = run("right --d 10000")
     assert status == 0
