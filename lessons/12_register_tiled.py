@@ -37,11 +37,11 @@ this.text(f"""
 The bill counts what threads ask for. flash2 has the smallest bill so far, and it is not the fastest kernel that there
 is: on an H200 it reaches {rate["flash2"]:.0%} of the rate at which that GPU multiplies matrices in float32. What does
 it wait for? Here it computes {intensity:.1f} FLOPs per byte of HBM. The H200 that we measured multiplies matrices at
-{MATMUL / 1e12:.1f} TFLOP/s and copies {COPY / 1e12:.2f} TB/s (`bench`), so it waits for HBM below {MATMUL / COPY:.0f}
-(lesson 01).
+{MATMUL / 1e12:.1f} TFLOP/s and copies {COPY / 1e12:.2f} TB/s (`bench`), so a kernel waits for HBM only below
+{MATMUL / COPY:.0f} FLOPs per byte (lesson 01). flash2 does not.
 
 This lesson counts two things that the bill does not see, how the threads of a warp ask HBM and how they ask shared
-memory, and then builds a kernel with the bill of flash2 that asks shared memory less.
+memory, and then builds a kernel with the algorithm of flash2 that asks shared memory less.
 """)
 
 # %% Sectors.
@@ -154,9 +154,11 @@ load it. Counted in the run above:
 wavefront per multiply-add would leave the units idle for {LANES // BANKS - 1} cycles of {LANES // BANKS}. But a load
 need not be of one word: the compiler joins four neighbours, and the inner loops of flash2 have 16 loads for 64
 multiply-adds. NVIDIA's profiler Nsight Compute (`ncu`) counts {one.wavefronts / warps:.2f} wavefronts for each
-multiply-add of a warp. It also says what part of its peak each unit reached, the "speed of light". For 64 heads,
+multiply-add of a warp: about two for a load of four neighbours, although all threads ask for the same. (Why not one, we
+do not know.) It also says what part of its peak each unit reached, the "speed of light". For 64 heads,
 N = 4096, d = 64, in {ms["flash2"]:.1f} ms: shared memory {one.shared:.0f}%, slots in which an instruction can start
-{one.issued:.0f}%, multiply-add units {one.multiplied:.0f}%. None is at its limit. The rest is waiting:
+{one.issued:.0f}%, multiply-add units {one.multiplied:.0f}% (they form other products and sums, too). None is at its
+limit. The rest is waiting:
 
 - A thread adds up a score in one sum, `s += Q_i[t] * K_j[c, t]`: each multiply-add needs the one before. What its
 warps wait for most, ncu calls it `wait`, is the instruction before: {one.wait:.2f} cycles per instruction.
@@ -201,7 +203,7 @@ this.show(report.table(["results", "loads", "multiply-adds", "loads each"], shar
 this.text("""
 (1 × 1 is flash2, whose own element is in a register.) 8 × 8 needs 64 registers for the results of one product, and as
 many for O: a thread has 255, and a multiprocessor 65,536 for all its threads. With more registers per thread, the
-occupancy falls. 4 × 4 and 4 × 8 leave room for 512 threads.
+occupancy falls. 4 × 4 and 4 × 8 leave room for 512 threads per multiprocessor.
 """)
 
 # %% The kernel.
@@ -220,7 +222,8 @@ this.text(f"""
 The widths of the tiles are chosen for the banks. A row of Q_i, K_j and V_j takes {pitch(columns)} elements: eight
 threads that read the same columns of eight rows find them in different banks, and rows begin at multiples of 16 bytes,
 so that four neighbours are one load. Thread x owns columns 4x to 4x + 3 of O_i, and so on every {4 * KEY_THREADS}:
-eight threads read 4 neighbours each in one go. What the warps ask shared memory for, counted as above:
+eight threads read 4 neighbours each in one go. (In part 3 all 32 threads read rows of their own, here 8 do.) What the
+warps ask shared memory for, for N = {few["n"]} and d = {few["d"]}:
 """)
 shared = [one for one in tile if one.space == "shared"]
 this.show(report.table(["", "line", "requests", "wavefronts", "least"], [
@@ -283,21 +286,22 @@ this.show(report.table(["forward, by ncu", *INSIDE], [
     }.items()
 ]), "")  # fmt: skip
 this.text(f"""
-Shared memory is as busy in both, and register_tiled asks it for {1 - two.wavefronts / one.wavefronts:.0%} less. Its
+Shared memory is as busy in both, and register_tiled asks it for {1 - two.wavefronts / one.wavefronts:.1%} less. Its
 sums do not wait for one another, and with {two.registers} registers per thread twice as many warps are at work. So more
 instructions start per cycle, and the time falls by {1 - ms["register_tiled"] / ms["flash2"]:.0%}. These figures do not
 say how much of that is due to which change. It waits most for shared memory now, which is not at its limit either.
 
-PyTorch's kernel uses other units: on this GPU it multiplies float32 on the tensor cores, as three products of TF32
-(`OpMultiplyAddFastF32` in the source of its mem_eff_attention). No flag for TF32 turns that off.
+PyTorch's kernel uses other units: on this GPU it multiplies float32 on the tensor cores. They take TF32, float32 with
+10 bits of fraction in place of 23; three such products together come near to one of float32 (`OpMultiplyAddFastF32` in
+the source of its mem_eff_attention). No flag turns that off.
 
 The backward pass gains more: most of its products in flash2 take both factors from shared memory. It still computes S
 and dP twice, once for dQ and once for dK and dV, so that each result has one owner (lesson 07): seven products, where
-Algorithm 2 of FlashAttention-2 has five.
+Algorithm 2 of FlashAttention-2 has five. (The table's TFLOP/s are of five.)
 
-What HBM really moved, ncu tells, too: `python -m numba_flash bill --stage flash2 --measure`. In the run above DRAM read
-{one.dram_read / 1e6:.1f} MB for flash2, and {two.dram_read / 1e6:.1f} for register_tiled. Q, K and V are
-{3 * 4 * 64 * 4096 * 64 / 1e6:.1f} MB: caches answer nearly all that is asked for again (lesson 13).
+What HBM really moved, ncu tells, too: `python -m numba_flash bill --stage flash2 --n 4096 --heads 64 --measure`. In the
+run on the H200 DRAM read {one.dram_read / 1e6:.1f} MB for flash2, and {two.dram_read / 1e6:.1f} for register_tiled. Q, K
+and V are {3 * 4 * 64 * 4096 * 64 / 1e6:.1f} MB: caches answer nearly all that is asked for again (lesson 13).
 """)
 
 this.part("Your turn")

@@ -46,8 +46,8 @@ this.show(report.table(["in the paper", "claim", "here"], [
     ["Figure 2, left", "40.3 GB to 4.4 GB, 41.7 ms to 7.3 ms", "parts 3 to 9"],
     ["Figure 2, middle", "larger tiles of keys move fewer bytes", "part 10"],
     ["Theorem 2", "Θ(N²d²/M) accesses of HBM, forward", "part 10"],
-    ["Figure 2, right", "block-sparse: time is linear in s, the part of the tiles", "part 11"],
-    ["Proposition 4", "block-sparse: Θ(Nd + N²d²s/M) accesses of HBM", "part 11"],
+    ["Figure 2, right", "time is linear in s, the part of the tiles", "part 11"],
+    ["Proposition 4", "Θ(Nd + N²d²s/M) accesses, block-sparse", "part 11"],
     ["Theorem 5", "Θ(N²d²/M) accesses of HBM, backward", "part 12"],
     ["Table 21", "memory grows like N, and not like N²", "part 13"],
 ]), "")
@@ -221,10 +221,11 @@ of P is at most what it writes, if a sector is read no more often than written:
 """)
 this.show(report.bars({"S, once per pass": 3 * S, "softmax, S, at least": softmax.read - softmax.written,
                        "softmax, S and P": softmax.read, "S, each request": 24 * S}, "bytes"), "")
+again = filled.read / filled.written
 this.text(f"""
 In three passes over S, then, a sector of S came {(softmax.read - softmax.written) / (3 * S):.1f} to
-{softmax.read / (3 * S):.1f} times per pass. If P's are read for as large a part of the writes as in `initialise`, it is
-{(softmax.read - softmax.written * filled.read / filled.written) / (3 * S):.1f} times.
+{softmax.read / (3 * S):.1f} times per pass. If DRAM reads P in the same proportion to what it writes as in
+`initialise`, {again:.0%}, it is {(softmax.read - softmax.written * again) / (3 * S):.1f} times.
 """)
 resident, line = PROCESSORS * 2048, 128
 least = {stage: sum(once[f"{stage} {kernel}"] for kernel in kernels) for stage, kernels in KERNELS.items()}
@@ -314,7 +315,8 @@ already. So there is less to win, before any kernel is written.
 And DRAM's bandwidth is not the limit of any of our stages: the largest share is
 {max(floors[stage][0] / ms[stage] for stage in ms):.0%}. What is? For each kernel, ncu says what part of its peak each
 unit reached (speed of light, lesson 12): L1, which shared memory is part of, L2, DRAM, and the slots in which an
-instruction can start. In %, and which is largest:
+instruction can start. In %, and which is largest. (ncu times each kernel by itself; their sums are up to 5% below the
+times of part 4. And its peak of DRAM is that of the datasheet, not what a copy reaches.)
 """)
 units = {"L1": "l1", "L2": "l2", "DRAM": "dram", "slots": "issued"}
 light = []
@@ -324,7 +326,7 @@ for stage, kernels in KERNELS.items():
         name = stage if kernel == next(iter(kernels)) else ""
         light.append([name, kernel, f"{one_kernel.ms:.1f}", *(f"{x:.1f}" for x in shares.values()),
                       max(shares, key=shares.get)])  # fmt: skip
-this.show(aligned(["stage", "kernel", "ms", *units, ""], light, names=2), "")
+this.show(aligned(["stage", "kernel", "ms", *units, "largest"], light, names=2), "")
 this.text(f"""
 Three kinds of limits. A unit at its peak: L1 in `scores`, where naive's requests touch many sectors, and those of tiled
 have bank conflicts, {measured.CONFLICTS:.0%} of the wavefronts in shared memory (lesson 12). Instructions: `output` of
@@ -452,16 +454,16 @@ and flash2 have none. The paper has out of memory from N = 8,192 on for PyTorch,
 # %% What it is.
 this.part("What FlashAttention is, and is not")
 peak = {stage: table["stages"][stage]["bytes"]["65536"] for stage in ("naive", "flash2")}
-more = ladder["stages"]["flash"]["flops"] / ladder["stages"]["naive"]["flops"]
+more, most = (ladder["stages"][stage]["flops"] / ladder["stages"]["naive"]["flops"] for stage in ("flash", "flash2"))
 this.show(report.table(["it is", "the figure that proves it"], [
     ["exact", f"error of flash2 {errors['flash2']:.1e}, of naive {errors['naive']:.1e} (part 3; lesson 06)"],
     ["less HBM traffic", f"DRAM {in_bytes(moved['naive'])} to {in_bytes(moved['flash2'])}, measured (part 4)"],
     ["at the least there is", f"DRAM reads Q, K and V {read['flash2'] / (3 * one):.4f} times (part 7)"],
-    ["Θ(N²d²/M)", "slopes of −1 and +2, of all terms and of counted runs (parts 10, 12)"],
+    ["Θ(N²d²/M)", "slopes of −1 and +2, predicted; runs are as predicted (parts 10, 12)"],
     ["linear memory", f"{in_bytes(peak['naive'])} to {in_bytes(peak['flash2'])} at N = 65,536 (part 13)"],
 ]), "")
 this.show(report.table(["it is not", "the figure that proves it"], [
-    ["fewer operations", f"{more:.2f} times as many in a training step (`figures left`; lesson 06)"],
+    ["fewer operations", f"flash {more:.2f}, flash2 {most:.2f} times as many in a training step (lesson 06)"],
     ["a matter of bytes alone", "the last step asks for more, DRAM moves the same, and it is faster (part 4)"],
     ["always 5.7 times as fast", f"{both['math'] / both['efficient']:.1f} times in float32 (part 9)"],
     ["linear in N", "the slope of its traffic against N is +2; its memory is linear (parts 10, 13)"],
