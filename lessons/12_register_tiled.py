@@ -299,9 +299,9 @@ The backward pass gains more: most of its products in flash2 take both factors f
 and dP twice, once for dQ and once for dK and dV, so that each result has one owner (lesson 07): seven products, where
 Algorithm 2 of FlashAttention-2 has five. (The table's TFLOP/s are of five.)
 
-What HBM really moved, ncu tells, too: `python -m numba_flash bill --stage flash2 --n 4096 --heads 64 --measure`. In the
-run on the H200 DRAM read {one.dram_read / 1e6:.1f} MB for flash2, and {two.dram_read / 1e6:.1f} for register_tiled. Q, K
-and V are {3 * 4 * 64 * 4096 * 64 / 1e6:.1f} MB: caches answer nearly all that is asked for again (lesson 13).
+What HBM really moved, ncu tells, too: `python -m numba_flash bill --stage flash2 --n 4096 --heads 64 --measure`. In
+the run on the H200 DRAM read {one.dram_read / 1e6:.1f} MB for flash2, {two.dram_read / 1e6:.1f} for register_tiled.
+Q, K and V are {3 * 4 * 64 * 4096 * 64 / 1e6:.1f} MB: caches answer nearly all that is asked for again (lesson 13).
 """)
 
 this.part("Your turn")

@@ -340,7 +340,10 @@ register_tiled has twice as many, and asks shared memory less: at the same DRAM 
 
 # %% Figure 2, left.
 this.part("Figure 2 (left): 9.2 and 5.7 times")
-this.text("A training step, both passes, in half precision:")
+this.text("""
+A training step, both passes, in half precision. (The paper's GFLOP do not follow from its caption, so that only their
+ratio can be compared: lesson 06.)
+""")
 this.show(*left.headline(ladder, ladder["best"]["flash2, 16 bits"]))
 this.show(*left.tiles_page(ladder))
 this.show(*left.difference(ladder, ladder["best"]["flash2, 16 bits"]))
