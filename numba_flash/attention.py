@@ -346,8 +346,8 @@ def _check_lse(lse, mask, N, N_k):
         at = tuple(map(int, np.argwhere(wrong)[0]))
         has = "a row with keys has a finite lse" if sees[at] else "a row without keys has −∞"
         raise ValueError(
-            f"lse{list(at)} is {values[at]}, and {has}: either lse is not what attention(..., return_lse=True) gave "
-            "for this q, k, v, scale and mask, or q or k holds values that are not finite or whose products overflow"
+            f"lse{list(at)} is {values[at]}, and {has}: pass what attention(..., return_lse=True) gave for this "
+            "q, k, v, scale and mask; if you did, q or k holds values that are not finite, or whose products overflow"
         )
 
 

@@ -486,7 +486,7 @@ REFUSED_BACKWARD = {  # name: (arguments in place of the right ones, error, all 
     "lse with NaN": (
         {"lse": with_one(LSE, np.nan)},
         ValueError,
-        r"lse\[1\] is nan, and a row with keys has a finite lse: either lse is not what attention\(.*",
+        r"lse\[1\] is nan, and a row with keys has a finite lse: pass what attention\(.*",
     ),
     "lse with -infinity": ({"lse": with_one(LSE, -np.inf)}, ValueError, r"lse\[1\] is -inf, and a row with keys .*"),
     "lse with infinity": ({"lse": with_one(LSE, np.inf)}, ValueError, r"lse\[1\] is inf, and a row with keys .*"),
@@ -543,5 +543,5 @@ def test_lse_of_scores_that_overflow_is_not_answered_with_itself():
     k = K.copy()
     k[0, 0] = np.inf
     out, lse = nf.attention(Q, k, V, return_lse=True, device="cpu")
-    with pytest.raises(ValueError, match="or q or k holds values that are not finite or whose products overflow$"):
+    with pytest.raises(ValueError, match="if you did, q or k holds values that are not finite, or whose products overflow$"):
         nf.attention_backward(Q, k, V, np.ones_like(out), out=out, lse=lse, device="cpu")
