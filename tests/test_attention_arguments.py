@@ -543,5 +543,5 @@ def test_lse_of_scores_that_overflow_is_not_answered_with_itself():
     k = K.copy()
     k[0, 0] = np.inf
     out, lse = nf.attention(Q, k, V, return_lse=True, device="cpu")
-    with pytest.raises(ValueError, match="if you did, q or k holds values that are not finite, or whose products overflow$"):
+    with pytest.raises(ValueError, match="if you did, q or k holds values that are not finite, or .* overflow$"):
         nf.attention_backward(Q, k, V, np.ones_like(out), out=out, lse=lse, device="cpu")
