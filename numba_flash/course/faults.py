@@ -287,7 +287,7 @@ FAULTS = {
         Fault("dQ unmasked", "s * scale if allowed(mask, b, i + N_k - N, j + c) else real(-math.inf)", "s * scale",
               "a mask that the backward pass forgot", aim="masks", shown_by="causal"),
         Fault("a finite sentinel", "if is_allowed else real(-math.inf)", "if is_allowed else real(-1e4)",
-              "−1e4 as the mask: hidden keys outweigh very negative scores", aim="masks", shown_by="keys"),
+              "−1e4 as the mask: hidden keys outweigh very negative scores", aim="masks", shown_by=""),
         Fault("dropout transposed", "keep(seed, p_drop, h, i + r, j + c)", "keep(seed, p_drop, h, j + c, i + r)",
               "another random mask than that of the forward pass", aim="masks", shown_by="dropout"),
         Fault("D within dropout", "(dp * z - D_i[r])", "(dp - D_i[r]) * z", "dS = Z ∘ P ∘ (dP − D)", aim="masks",

@@ -167,6 +167,18 @@ def test_no_key_at_all(stage):
         assert all(np.array_equal(x, np.zeros_like(x)) for x in (out, *gradients))
 
 
+@pytest.mark.parametrize("stage", nf.STAGES)
+def test_hidden_keys_weigh_nothing(stage):
+    """Scores of -20,000: a hidden key with any finite score above them would have all the weight."""
+    q, k = np.full((3, 4), 100, np.float32), np.full((5, 4), -50, np.float32)
+    v = dout = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    how = {"scale": 1.0, "key_mask": np.arange(5) < 3}
+    gradients = nf.attention_backward(q, k, v, dout[:3], stage=stage, device="cpu", **how)
+    expected = nf.reference.attention_backward(q, k, v, dout[:3], **how)
+    for ours, true in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, true, rtol=0.02, atol=1e-3)  # from lse, |lse| · eps is 2e-3
+
+
 @pytest.mark.parametrize("stage", ["online_softmax", "flash", "flash2"])
 def test_hidden_tiles_change_no_bit(stage):
     """Tiles of hidden keys before, between and after those that are seen: m, l and O stay as they are, bit for bit."""
