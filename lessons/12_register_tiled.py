@@ -311,12 +311,12 @@ other = check_blocks("register_tiled", None, d=2 * d if d <= 128 else d // 2)
 this.tries({
     f"--blocks {wider[0]},{wider[1]}": f"""K and V are loaded {bill["K"].loads / predicted["K"].loads:.2f} times as
     often, and the output is the same but for rounding.""",
-    f"--d {2 * d if d <= 128 else d // 2}": f"""The default tiles are then Br = {other.Br} and Bc = {other.Bc}: with
-    more columns fewer rows fit.""",
+    f"--d {2 * d if d <= 128 else d // 2}": f"""The default tiles are then Br = {other.Br} and Bc = {other.Bc}.
+    The more columns, the fewer rows fit, from some d on.""",
 })  # fmt: skip
 this.text("""
-Check yourself: if thread x reads row 2x of a tile, and not row x, which widths are without conflicts? And how many
-sectors and wavefronts do the requests of `tiled` take, line by line? Work one of them out by hand, then count:
+Check yourself: if thread x reads row 2x of a tile of 64 rows, and not row x, which widths are without conflicts? And
+how many sectors and wavefronts do the requests of `tiled` take, line by line? Work one of them out by hand, then count:
 
     import numpy as np, numba_flash as nf
     from numba_flash.hbm.warps import warp_accesses

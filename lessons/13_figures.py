@@ -387,7 +387,8 @@ theorem = bars["theorem2"]
 this.text(f"""
 Theorem 2 says how this goes on: Θ(N²d²/M) accesses, where M elements fit on chip. Line 1 of Algorithm 1 sets Bc =
 ⌈M/4d⌉. In log-log scale that is a line of slope −1 against M, +2 against d and against N. One head, N =
-{theorem['n']:,}; in the columns for d, all terms over N²d²/M, which the theorem keeps between two constants:
+{theorem['n']:,}; Bc, Tc and all terms are for d = 64, and in the columns for d are all terms over N²d²/M, which the
+theorem keeps between two constants. The slopes over M are given twice, first away from M = Nd, then up to it:
 """)
 this.show(*slopes.points_page(theorem))
 this.show(*slopes.slopes_page(theorem, slopes.FORWARD))
