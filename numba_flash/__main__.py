@@ -199,7 +199,7 @@ def bill(flags):
     sizes["kv_heads"] = flags.kv_heads
     predicted = predict(flags.stage, **sizes, **more)
     if flags.measure:
-        profiler.refuse(flags, predicted)
+        profiler.refuse(predict_only=flags.predict_only, on=flags.device, predicted=predicted)
     operations = flops(flags.stage, **sizes, **more)
     ideal = algorithm0(**sizes, direction=flags.direction)
     figures = {"stage": flags.stage, **sizes, **more, "flops": operations, "predicted": json.loads(predicted.to_json())}

@@ -41,7 +41,6 @@ from .errors import KernelError
 from .files import write_text
 from .hbm import profiler
 from .hbm.ledger import KINDS, Count
-from .hbm.predict import predict
 
 PROMPT = " [Enter: go on   Ctrl-D: all the rest   Ctrl-C: stop] "
 ANSWER = " Your answer (? for a hint): "
@@ -236,7 +235,7 @@ def check_distinct(**files):
 def refuse_measuring(flags):
     """ValueError where --measure cannot be: without a GPU, or without ncu."""
     for place in (flags.device, None):  # what `figures` measures is where device() says
-        profiler.refuse(SimpleNamespace(predict_only=False, device=place), predict("flash2", n=1, d=1))
+        profiler.refuse(on=place)
 
 
 def check_answers(path):

@@ -484,7 +484,7 @@ def lesson_13(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "dram", lambda sizes, stages: {"bytes": moved, "why": {"naive": "it was too slow"}})
         patch.setattr(runs, "times", lambda sizes, passes: clock | {"asked": passes})
-        patch.setattr(lesson.profiler, "refuse", lambda flags, predicted: None)
+        patch.setattr(lesson.profiler, "refuse", lambda **how: None)
         patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(sys, "argv", [script, "--n", "16", "--d", "8", "--measure", "--json", str(file)])
         patch.setenv("NUMBA_FLASH_DEVICE", "cpu")

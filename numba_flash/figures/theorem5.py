@@ -124,7 +124,6 @@ def row(source, p, elements, *, heads, batch):
 
 def plot(figures, canvas):
     """HBM accesses against M, a line for each d, and the points that were counted."""
-    canvas.set_layout_engine("constrained")
     theorem, axes = figures["theorem"], canvas.add_subplot()
     for d, line in zip(theorem["d"], ("o-", "s--", "^:")):
         points = [(p["M"], p["all"]) for p in theorem["points"] if p["d"] == d]

@@ -39,14 +39,17 @@ def find_ncu():
     return shutil.which("ncu")
 
 
-def refuse(flags, predicted):
-    """ValueError where it is plain before the run that nothing can be measured; `predicted` is the Bill of the run."""
-    if flags.predict_only:
+def refuse(*, predict_only=False, on=None, predicted=None):
+    """ValueError where it is plain before the run that nothing can be measured.
+
+    on: the device that was asked for. predicted: the Bill of the run, where it may be empty.
+    """
+    if predict_only:
         raise ValueError("--measure runs the stage, and --predict-only runs nothing: leave one of them out")
-    if flags.device not in (None, "gpu"):
-        raise ValueError(f"--measure needs a GPU: leave it out, or --device {flags.device}")
+    if on not in (None, "gpu"):
+        raise ValueError(f"--measure needs a GPU: leave it out, or --device {on}")
     try:
-        place = device(flags.device)
+        place = device(on)
     except KernelError as error:
         raise ValueError(f"--measure needs a GPU: {error}") from None
     if place.name != "gpu":
@@ -56,7 +59,7 @@ def refuse(flags, predicted):
             "--measure needs Nsight Compute, and ncu is not on the PATH: install it (the CUDA toolkit has it), or add "
             "its folder to PATH"
         )
-    if not predicted.elements:
+    if predicted is not None and not predicted.elements:
         raise ValueError("--measure has nothing to measure, since no kernel is launched at these sizes")
 
 
