@@ -60,7 +60,7 @@ beside the paper's, and elements × 4, as in our float32, where they stand besid
 # %% The predictions, by hand.
 this.part("Predictions: three numbers")
 a = this.draw(B=(16, 64, 128, 256))
-b = this.draw(N=range(100, 400, 20), d=(16, 32, 64), H=range(2, 7))
+b = this.draw(N=range(100, 400, 20), d=(16, 32, 64), H=(2, 3, 5, 6))
 c = this.draw(N=range(100, 260, 20), d=(8, 16), Bc=(16, 24, 32, 48))
 bar = nf.predict("flash", n=c.N, d=c.d, blocks=(8, c.Bc)).kernels["flash"]
 Tc = tiles(c.N, c.Bc)
@@ -423,14 +423,14 @@ backward = theorem5.compute(**theorem5.PAPER, run=False)
 backward["counted"] = theorem5.count(min(N, theorem5.COUNTED["n"]), min(d, theorem5.COUNTED["d"]))
 low, high = theorem5.bounds(theorem5.PAPER["d"])
 points = [p for p in backward["theorem"]["points"] if p["d"] == theorem5.PAPER["d"]]
-constants = [p["constant"] for p in points]
+shown = [p for p in points if slopes.is_power_of_4(p["M"])]
+constants = [p["constant"] for p in shown]
 assert backward["equal"] and all(p["equal"] for p in backward["counted"])
 this.text(f"""
 The same Θ(N²d²/M), for Algorithm 4: (5 + 5Tc)Nd + 2TcN elements, where the forward pass has 3Tc. Over N²d²/M that is
 about 20 in place of 12. It lies between {low:.1f} and {high:.1f} for any N and M from d to Nd, at d = 64. Predicted, at
 N = {theorem5.PAPER["n"]:,}, from {min(constants):.1f} to {max(constants):.1f}:
 """)
-shown = [p for p in points if slopes.is_power_of_4(p["M"])]
 this.show(report.bars({f"M = {slopes.power(p['M'])}": p["constant"] for p in shown}), "")
 this.show(*theorem5.counted_page(backward))
 

@@ -226,9 +226,9 @@ def lines_page(figures):
     yield ""
     yield report.prose(f"""
         A line through times is fitted by least squares; `off` is how far a time is from it. That of the elements is a
-        closed form: a = 11Nd + 4N, and {number(ours["mask"])} elements of the mask, of one byte each;
-        b = 4TrNd + 2TcN(d + 1), of which each tile has the same part. Dense attention reads no mask, and Proposition 4
-        leaves it out.
+        closed form: a = 11Nd + 4N, and {number(ours["mask"])} elements of the mask, of one byte each, since every
+        thread of a block reads that of its tile; b = 4TrNd + 2TcN(d + 1), to which each tile adds as much. (s is
+        rounded to whole tiles.) Dense attention reads no mask, and Proposition 4 leaves it out.
     """)
 
 
@@ -305,7 +305,6 @@ def row(source, mask, s, unit, value, *, n, d, heads, batch, Br=None, Bc=None):
 
 def plot(figures, canvas):
     """Times and HBM traffic over those without a mask, against s; and what was counted, on its line."""
-    canvas.set_layout_engine("constrained")
     counted = figures["counted"]
     shares, *counts = canvas.subplots(1, 1 + bool(counted), squeeze=False)[0]
     gpu = figures["timed"]["gpu"] if figures["timed"] else ""
