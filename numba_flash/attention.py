@@ -226,11 +226,11 @@ def _operand(name, x, example="np.float32"):
         )
     if isinstance(x, np.ndarray):
         return _Operand(name, np.asarray(x), x.shape, x.dtype, False)
+    if getattr(x, "__cuda_ndarray__", False):  # Numba's own, or its simulator's
+        return _Operand(name, x, tuple(x.shape), x.dtype, True)
     interface = getattr(x, "__cuda_array_interface__", None)
     if interface is not None:
         return _Operand(name, x, tuple(interface["shape"]), np.dtype(interface["typestr"]), True)
-    if getattr(x, "__cuda_ndarray__", False):  # a device array of Numba's simulator
-        return _Operand(name, x, tuple(x.shape), x.dtype, True)
     raise TypeError(
         f"{name}={reprlib.repr(x)} is a {type(x).__name__}: pass a NumPy array, for example "
         f"np.asarray({name}, dtype={example}), or an array in GPU memory"
@@ -436,9 +436,11 @@ def _check_place(operand, place):
 
 
 def _numba_array(x):
+    if getattr(x, "__cuda_ndarray__", False):
+        return x
     from numba import cuda  # not at the top: it looks for a GPU
 
-    return x if getattr(x, "__cuda_ndarray__", False) else cuda.as_cuda_array(x)
+    return cuda.as_cuda_array(x)
 
 
 def _check_memory(place, operands):

@@ -9,6 +9,7 @@ have done. Once all is inlined, the compiler keeps the tallies in registers. As 
 counters in global memory, which are spread over `SLOTS` addresses because atomics on one address wait for one another.
 """
 
+import ctypes
 import inspect
 import linecache
 import math
@@ -19,13 +20,16 @@ import threading
 import traceback
 import weakref
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import numba
 import numpy as np
+from cuda.core import LaunchConfig, Stream, launch
 from llvmlite import ir
 from numba import cuda
 from numba.cuda import cgutils, config, stubs, types
+from numba.cuda.api_util import prepare_shape_strides_dtype
 from numba.cuda.cudadrv import driver
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 from numba.cuda.cudadrv.error import CudaDriverError
@@ -84,11 +88,40 @@ def empty(shape, dtype):
     """
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    with _allocating(nbytes):
-        array = cuda.device_array(shape, dtype)
+    if 0 < nbytes <= SMALL:
+        array = DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=_block(nbytes))
+    else:
+        with _allocating(nbytes):
+            array = cuda.device_array(shape, dtype)
     if nbytes and dtype.kind in "fc":
         driver.device_memset(array, 0xFF, nbytes)
     return array
+
+
+SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its array goes, and how many of each size are
+_spare = weakref.WeakKeyDictionary()  # context -> {bytes, a power of two: [blocks of memory that no array uses]}
+
+
+def _block(nbytes):
+    """Memory for a small array, used again when the array is gone.
+
+    The driver needs 25 µs for a new block, and to free one it waits for every kernel. A kernel of the default stream
+    that still writes to the array that went is finished before the next one begins.
+    """
+    context = cuda.current_context()
+    size = 1 << (nbytes - 1).bit_length()
+    spare = _spare.setdefault(context, {}).setdefault(size, [])
+    try:
+        block = spare.pop()
+    except IndexError:
+        with _allocating(nbytes):
+            block = context.memalloc(size)
+
+    def keep():
+        if len(spare) < KEPT:
+            spare.append(block)
+
+    return driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep).own()
 
 
 def to_host(x):
@@ -140,7 +173,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
         if shared_bytes:
             _opt_in(kernel, launched, values, shared_bytes)
         _launched = kernel
-        _configured(launched, grid, block, shared_bytes)(*values)
+        _launch(launched, grid, block, shared_bytes, values)
         if counting and arrays:
             totals = counters.copy_to_host().sum(axis=1).reshape(-1, 3).tolist()
         for host, device in zip(args, on_device):
@@ -180,6 +213,54 @@ def _typed(array):
         else:
             _types[kind] = array._numba_type_
     return array
+
+
+_SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double, int: ctypes.c_int64}
+_SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
+_ready = weakref.WeakKeyDictionary()  # kernel -> {kinds of its arguments: what Numba compiled for them}
+
+
+def _launch(kernel, grid, block, shared_bytes, values):
+    """kernel[grid, block, 0, shared_bytes](*values), at a quarter of the time from the second launch on.
+
+    What Numba finds out anew in each launch (the type of each value, what was compiled for them, how a value is laid
+    out for the driver) is then known. Values and kernels that are not of the plainest kinds go Numba's way.
+    """
+    kinds = tuple(map(_kind, values))
+    ready = _ready.setdefault(kernel, {})
+    if kinds in ready:
+        plan = LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+        launch(_stream(), plan, ready[kinds].library.get_cufunc().kernel, *_laid_out(values))
+        return
+    _configured(kernel, grid, block, shared_bytes)(*values)
+    if None not in kinds and not any(kernel.targetoptions.get(name) for name in ("extensions", "debug")):
+        compiled = _compiled(kernel, values)
+        if not compiled.cooperative and not compiled.launch_config_sensitive:
+            ready[kinds] = compiled
+
+
+def _kind(value):
+    """What says how a value is compiled for and laid out; None where this module leaves that to Numba."""
+    if isinstance(value, DeviceNDArray):
+        kind = value.dtype, value.ndim
+        return kind if kind in _types and value._numba_type_ is _types[kind] else None
+    return type(value) if type(value) in _SCALARS else None
+
+
+def _laid_out(values):
+    """Numba's layout of arguments: an array is two null pointers, its size, itemsize, address, shape and strides."""
+    for value in values:
+        if isinstance(value, DeviceNDArray):
+            yield from (0, 0, value.size, value.dtype.itemsize, value.device_ctypes_pointer.value)
+            yield from value.shape
+            yield from value.strides
+        else:
+            yield _SCALARS[type(value)](value)
+
+
+@cache
+def _stream():
+    return Stream.from_handle(0)
 
 
 def _configured(kernel, grid, block, shared_bytes):

@@ -159,13 +159,19 @@ def is_strict(strict):
 
 
 def device_name(name):
-    return device(name).name
+    """device(name).name; launches and allocations ask each time, so that the answer to the commonest comes first."""
+    return name if name == "gpu" and gpu_problem() is None else device(name).name
+
+
+def are_integers(parts):
+    plain = {int}.issuperset(map(type, parts))  # the commonest, and asked in each launch
+    return plain or all(isinstance(n, INTEGERS) and not isinstance(n, bool) for n in parts)
 
 
 def dimensions(what, value):
     """A launch dimension as three positive integers."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    if not 1 <= len(parts) <= 3 or any(isinstance(n, bool) or not isinstance(n, INTEGERS) for n in parts):
+    if not 1 <= len(parts) <= 3 or not are_integers(parts):
         raise TypeError(f"{what}={value!r} must be an integer or a tuple of up to three integers")
     if min(parts) < 1:
         raise ValueError(f"{what}={value!r}: every dimension must be at least 1")
@@ -207,6 +213,10 @@ def check_argument(kernel, parameter, value, name):
     if name != "cpu" and getattr(type(value), "__cuda_ndarray__", False):
         return  # Numba's own array; to ask another kind for its interface takes longer than all of these checks
     what = f"argument {parameter} of {kernel}"
+    if is_number(value):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TypeError(f"{what} is {value}, beyond 64 bits: pass np.uint64, or a float")
+        return
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{what} is a masked array, whose mask a kernel does not see: pass {parameter}.filled(0)")
     if isinstance(value, np.ndarray):
@@ -226,10 +236,8 @@ def check_argument(kernel, parameter, value, name):
     elif hasattr(value, "__cuda_array_interface__") or type(value).__name__ == "FakeCUDAArray":
         if name == "cpu":
             raise TypeError(f"{what} is in GPU memory: copy it with to_host first, or run with device='gpu'")
-    elif not is_number(value):
+    else:
         raise TypeError(f"{what} is a {type(value).__name__}: pass an array (np.asarray) or a number")
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise TypeError(f"{what} is {value}, beyond 64 bits: pass np.uint64, or a float")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -250,7 +258,7 @@ def empty(shape, dtype, device=None):
     """
     name = device_name(device)
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if any(isinstance(n, bool) or not isinstance(n, INTEGERS) for n in extents):
+    if not are_integers(extents):
         raise TypeError(f"shape={shape!r} must be an integer or a tuple of integers")
     if min(extents, default=0) < 0:
         raise ValueError(f"shape={shape!r} holds a negative size")

@@ -1,0 +1,97 @@
+"""On a GPU: a launch that does not ask Numba again does what Numba's does; small blocks of memory are used again."""
+
+import gc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numba_flash as nf
+from numba_flash import errors
+
+if nf.device().name != "gpu":
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from numba_flash.engine import gpu
+
+
+@cuda.jit
+def weigh(A, B, numbers, factor, out):
+    i, j = cuda.grid(2)
+    if i < A.shape[0] and j < A.shape[1]:
+        out[i, j] = (A[i, j] + B[j]) * factor + numbers
+
+
+NUMBERS = [3, -(2**40), 2.5, np.float32(0.1), np.float64(0.1), np.int32(-7), np.int64(2**50), np.uint64(2**63), True]
+NUMBERS += [np.bool_(True), np.uint8(200), np.float16(0.5)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__} {n}")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_the_second_launch_gives_what_the_first_gave(number, dtype):
+    rng = np.random.default_rng(0)
+    A, B = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((5, 7), (7,)))
+    results = []
+    for _ in range(3):
+        out = nf.empty((5, 7), np.float64)
+        nf.launch(weigh, (1, 1), (8, 8), nf.to_device(A), nf.to_device(B), number, np.float32(2), out)
+        results.append(nf.to_host(out))
+    expected = (A.astype(np.float64) + B) * 2 + np.float64(number)
+    np.testing.assert_allclose(results[0], expected, rtol=1e-6)
+    assert all((result == results[0]).all() for result in results[1:])
+
+
+@pytest.mark.parametrize("order", ["columns", "strided", "zero stride", "read-only"])
+def test_arrays_of_another_kind_still_go_numbas_way(order):
+    A, B, out = np.arange(35.0).reshape(5, 7), np.arange(7.0), nf.empty((5, 7), np.float64)
+    given = nf.to_device(A), nf.to_device(B)
+    for _ in range(2):
+        nf.launch(weigh, (1, 1), (8, 8), *given, 1, np.float32(2), out)
+    if order == "columns":
+        given = nf.to_device(np.asfortranarray(A)), given[1]
+    elif order == "strided":
+        given = cuda.to_device(np.repeat(A, 2, axis=0))[::2], given[1]
+    elif order == "zero stride":
+        given = cuda.to_device(np.broadcast_to(A, (5, 7))), given[1]
+    else:
+        A.flags.writeable = B.flags.writeable = False
+        given = A, B
+    for _ in range(2):
+        out = nf.empty((5, 7), np.float64)
+        nf.launch(weigh, (1, 1), (8, 8), *given, 1, np.float32(2), out)
+        np.testing.assert_array_equal(nf.to_host(out), (A + B) * 2 + 1)
+
+
+def test_what_the_driver_refuses_is_said_in_the_second_launch_too():
+    arrays = [nf.to_device(np.zeros(shape)) for shape in ((5, 7), (7,))]
+    out = nf.empty((5, 7), np.float64)
+    for _ in range(2):
+        nf.launch(weigh, 1, (8, 8), *arrays, 1, 1.0, out)
+    with pytest.raises(errors.SharedMemoryError, match="'weigh' asks for 10,000,000 bytes of shared memory"):
+        nf.launch(weigh, 1, (8, 8), *arrays, 1, 1.0, out, shared_bytes=10**7)
+
+
+def test_a_small_block_is_used_again_and_holds_nan():
+    gc.collect()
+    a = nf.empty((3, 5), np.float32)
+    a.copy_to_device(np.ones((3, 5), np.float32))
+    address = a.device_ctypes_pointer.value
+    view = a.reshape(15)
+    del a
+    b = nf.empty((3, 5), np.float32)
+    assert b.device_ctypes_pointer.value != address, "a view still uses the block"
+    del view
+    c = nf.empty(16, np.float32)
+    assert c.device_ctypes_pointer.value == address
+    assert np.isnan(nf.to_host(c)).all()
+
+
+def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
+    arrays = [nf.empty(n, np.uint8) for n in (1, 2, 64, 65, 1000, 2**20, 2**20 + 1) for _ in range(20)]
+    spans = sorted((a.device_ctypes_pointer.value, a.nbytes) for a in arrays)
+    assert all(begin + size <= after for (begin, size), (after, _) in pairwise(spans))
+    del arrays
+    spare = gpu._spare[cuda.current_context()]
+    assert all(len(blocks) <= gpu.KEPT for blocks in spare.values())
+    assert max(spare) == gpu.SMALL
