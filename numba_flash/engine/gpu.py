@@ -99,7 +99,6 @@ def empty(shape, dtype):
 
 
 SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its array goes, and how many of each size are
-_spare = weakref.WeakKeyDictionary()  # context -> {bytes, a power of two: [blocks of memory that no array uses]}
 
 
 def _block(nbytes):
@@ -110,7 +109,7 @@ def _block(nbytes):
     """
     context = cuda.current_context()
     size = 1 << (nbytes - 1).bit_length()
-    spare = _spare.setdefault(context, {}).setdefault(size, [])
+    spare = context.extras.setdefault("numba_flash", {}).setdefault(size, [])  # forgotten where the context is reset
     try:
         block = spare.pop()
     except IndexError:

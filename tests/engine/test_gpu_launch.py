@@ -92,6 +92,6 @@ def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
     spans = sorted((a.device_ctypes_pointer.value, a.nbytes) for a in arrays)
     assert all(begin + size <= after for (begin, size), (after, _) in pairwise(spans))
     del arrays
-    spare = gpu._spare[cuda.current_context()]
+    spare = cuda.current_context().extras["numba_flash"]
     assert all(len(blocks) <= gpu.KEPT for blocks in spare.values())
     assert max(spare) == gpu.SMALL
