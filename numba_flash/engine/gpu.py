@@ -109,18 +109,22 @@ def _block(nbytes):
     """
     context = cuda.current_context()
     size = 1 << (nbytes - 1).bit_length()
-    spare = context.extras.setdefault("numba_flash", {}).setdefault(size, [])  # forgotten where the context is reset
+    used, spare = context.extras.setdefault("numba_flash", ({}, {}))  # forgotten where the context is reset
+    blocks = spare.setdefault(size, [])
     try:
-        block = spare.pop()
+        block = blocks.pop()
     except IndexError:
         with _allocating(nbytes):
             block = context.memalloc(size)
+    address = int(block.device_pointer)
 
     def keep():
-        if len(spare) < KEPT:
-            spare.append(block)
+        used.pop(address, None)
+        if len(blocks) < KEPT:
+            blocks.append(block)
 
-    return driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep).own()
+    used[address] = driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep)
+    return used[address].own()
 
 
 def to_host(x):
