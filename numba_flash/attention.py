@@ -1,6 +1,5 @@
 """`attention` and `attention_backward`: check the arguments, pick the stage, launch, hand the result back."""
 
-import contextlib
 import math
 import reprlib
 import warnings
@@ -480,8 +479,7 @@ def _as_heads(operand, place, columns=1):
         array = np.require(operand.array, requirements=("C", "A")).reshape(shape)
         return array if place == "cpu" else engine.to_device(array, place)
     if _is_contiguous(operand):
-        with contextlib.suppress(NotImplementedError):  # Numba's, for odd strides of an axis of one element
-            return operand.array.reshape(shape)
+        return engine.reshaped(operand.array, shape)
     array = engine.empty(operand.shape, operand.dtype, place)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Numba's, about the small grid of its own copying kernel
@@ -490,4 +488,4 @@ def _as_heads(operand, place, columns=1):
 
 
 def _result(array, shape, on_device):
-    return array.reshape(shape) if on_device else engine.to_host(array).reshape(shape)
+    return engine.reshaped(array, shape) if on_device else engine.to_host(array).reshape(shape)

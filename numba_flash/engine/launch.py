@@ -277,6 +277,11 @@ def empty(shape, dtype, device=None):
     return array
 
 
+def reshaped(array, shape):
+    """A contiguous array, with as many elements in another shape and in the same memory."""
+    return backend("gpu").reshaped(array, shape) if type(array).__name__ == "DeviceNDArray" else array.reshape(shape)
+
+
 def to_host(x):
     """`x` as a NumPy array: a copy of a device array, and a NumPy array as it is."""
     if isinstance(x, np.ndarray):
