@@ -155,6 +155,7 @@ def _allocating(nbytes):
 # -------------------------------------------------------------------------------------------------------------- launch
 _launched = None  # the kernel launched last: the one to name when a later call meets its failure
 _configuring = threading.Lock()
+PLANS = 1000  # of a kernel; more different grids than that are rare
 
 
 def run(kernel, grid, block, args, shared_bytes, counting):
@@ -183,7 +184,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
         if shared_bytes:
             _opt_in(kernel, launched, values, shared_bytes)
         _launched = kernel
-        _launch(launched, grid, block, shared_bytes, values)
+        _configured(launched, grid, block, shared_bytes)(*values)
         if counting and arrays:
             totals = counters.copy_to_host().sum(axis=1).reshape(-1, 3).tolist()
         for host, device in zip(args, on_device):
@@ -197,7 +198,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
 
 def _on_device(value):
     if isinstance(value, DeviceNDArray):
-        return _typed(value)
+        return value
     if isinstance(value, np.ndarray):
         array = to_device(value)
         readonly = not value.flags.writeable
@@ -211,56 +212,54 @@ def _on_device(value):
     return array
 
 
-_types = {}  # (dtype, number of axes) of a contiguous array -> Numba's type of it
-
-
-def _typed(array):
-    """The array, with its type: Numba finds it anew for each object, and every reshape makes a new object."""
-    if "_numba_type_" not in vars(array) and array.is_c_contiguous() and 0 not in array.strides:
-        kind = array.dtype, array.ndim
-        if kind in _types:
-            array._numba_type_ = _types[kind]
-        else:
-            _types[kind] = array._numba_type_
-    return array
-
-
-_SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double, int: ctypes.c_int64}
+_SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
 _SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
-_ready = weakref.WeakKeyDictionary()  # kernel -> {kinds of its arguments: what Numba compiled for them}
+_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (what is compiled, how to launch)}
 
 
-def _launch(kernel, grid, block, shared_bytes, values):
-    """kernel[grid, block, 0, shared_bytes](*values), at a quarter of the time from the second launch on.
+def again(kernel, shape, args):
+    """Launch a kernel once more with such a shape and arguments of such kinds, if they are remembered -> whether so.
 
-    What Numba finds out anew in each launch (the type of each value, what was compiled for them, how a value is laid
-    out for the driver) is then known. Values and kernels that are not of the plainest kinds go Numba's way.
+    They were checked then. And what Numba finds out anew in each launch (the type of each value, what was compiled for
+    them, how each is laid out for the driver) is known: it takes a quarter of the time.
     """
-    kinds = tuple(map(_kind, values))
-    ready = _ready.setdefault(kernel, {})
-    if kinds in ready:
-        plan = LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
-        launch(_stream(), plan, ready[kinds].library.get_cufunc().kernel, *_laid_out(values))
-        return
-    _configured(kernel, grid, block, shared_bytes)(*values)
+    global _launched
+    try:
+        compiled, config = _plans[kernel][(shape, *map(_kind, args))]
+    except (KeyError, TypeError):  # not remembered; what cannot be, such as a grid that is a list
+        return False
+    _launched = kernel
+    try:
+        launch(_stream(), config, compiled.library.get_cufunc().kernel, *_laid_out(args))
+    except Exception:
+        with explained(kernel):
+            raise
+    return True
+
+
+def remember(kernel, shape, grid, block, args):
+    """Have `again` launch what `run` has launched; shape: grid and block as they were asked for."""
+    kinds = tuple(map(_kind, args))
     if None not in kinds and not any(kernel.targetoptions.get(name) for name in ("extensions", "debug")):
-        compiled = _compiled(kernel, values)
+        compiled = _compiled(kernel, args)
         if not compiled.cooperative and not compiled.launch_config_sensitive:
-            ready[kinds] = compiled
+            plans = _plans.setdefault(kernel, {})
+            if len(plans) == PLANS:
+                plans.clear()
+            plans[(shape, *kinds)] = compiled, LaunchConfig(grid=grid, block=block, shmem_size=0)
 
 
 def _kind(value):
-    """What says how a value is compiled for and laid out; None where this module leaves that to Numba."""
-    if isinstance(value, DeviceNDArray):
-        kind = value.dtype, value.ndim
-        return kind if kind in _types and value._numba_type_ is _types[kind] else None
+    """What a value is compiled for and laid out by; None where that is left to Numba."""
+    if type(value) is DeviceNDArray:
+        return (value.dtype, value.ndim) if value.is_c_contiguous() and 0 not in value.strides else None
     return type(value) if type(value) in _SCALARS else None
 
 
 def _laid_out(values):
     """Numba's layout of arguments: an array is two null pointers, its size, itemsize, address, shape and strides."""
     for value in values:
-        if isinstance(value, DeviceNDArray):
+        if type(value) is DeviceNDArray:
             yield from (0, 0, value.size, value.dtype.itemsize, value.device_ctypes_pointer.value)
             yield from value.shape
             yield from value.strides
