@@ -21,6 +21,7 @@ import traceback
 import weakref
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numba
@@ -82,27 +83,42 @@ def to_device(x):
         return cuda.to_device(x if x.flags.forc else np.ascontiguousarray(x))
 
 
-def empty(shape, dtype):
-    """A device array nobody has written to: floats and complex numbers hold NaN (every byte 0xFF), so that a forgotten
-    store shows. Raises OutOfMemory when it does not fit.
+def empties(shapes, dtype):
+    """Device arrays nobody has written to: floats and complex numbers hold NaN (every byte 0xFF), so that a forgotten
+    store shows. Small ones lie in one block of memory. Raises OutOfMemory when they do not fit.
     """
-    dtype = np.dtype(dtype)
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+    if not 0 < starts[-1] <= SMALL:
+        return [_large(shape, dtype) for shape in shapes]
+    block = _block(starts[-1])
+    if dtype.kind in "fc":
+        driver.device_memset(block, 0xFF, starts[-1])
+    return [
+        _array(shape, dtype, block.view(start, start + size) if start else block)
+        for shape, start, size in zip(shapes, starts, sizes, strict=False)
+    ]
+
+
+def _large(shape, dtype):
     nbytes = math.prod(shape) * dtype.itemsize
-    if 0 < nbytes <= SMALL:
-        array = DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=_block(nbytes))
-    else:
-        with _allocating(nbytes):
-            array = cuda.device_array(shape, dtype)
+    with _allocating(nbytes):
+        array = cuda.device_array(shape, dtype)
     if nbytes and dtype.kind in "fc":
         driver.device_memset(array, 0xFF, nbytes)
     return array
 
 
-SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its array goes, and how many of each size are
+def _array(shape, dtype, memory):
+    return DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=memory)
+
+
+ALIGNED = 256  # bytes; every array begins at a multiple, as the driver's do
+SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its arrays go, and how many of each size are
 
 
 def _block(nbytes):
-    """Memory for a small array, used again when the array is gone.
+    """Memory for small arrays, used again when they are gone.
 
     The driver needs 25 µs for a new block, and to free one it waits for every kernel. A kernel of the default stream
     that still writes to the array that went is finished before the next one begins.
@@ -131,7 +147,7 @@ def reshaped(array, shape):
     """A contiguous device array as another with as many elements; Numba's reshape takes three times as long."""
     if array.shape == shape:
         return array
-    return DeviceNDArray(*prepare_shape_strides_dtype(shape, None, array.dtype, "C"), gpu_data=array.gpu_data)
+    return _array(shape, array.dtype, array.gpu_data)
 
 
 def to_host(x):

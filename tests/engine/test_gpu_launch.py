@@ -14,6 +14,7 @@ if nf.device().name != "gpu":
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from numba_flash.engine import gpu
+from numba_flash.engine import launch as engine
 
 
 @cuda.jit
@@ -85,6 +86,20 @@ def test_a_small_block_is_used_again_and_holds_nan():
     c = nf.empty(16, np.float32)
     assert c.device_ctypes_pointer.value == address
     assert np.isnan(nf.to_host(c)).all()
+
+
+def test_arrays_made_together_are_apart_and_hold_nan():
+    shapes = (1,), (3, 5), (0, 2), (65,)
+    arrays = engine.empties(*shapes, dtype=np.float32)
+    assert [a.shape for a in arrays] == list(shapes)
+    for i, a in enumerate(arrays):
+        a.copy_to_device(np.full(a.shape, i, np.float32))
+    for i, a in enumerate(arrays):
+        assert (nf.to_host(a) == i).all()
+    last = arrays[-1]
+    del a, arrays
+    assert all(np.isnan(nf.to_host(a)).all() for a in engine.empties(*shapes, dtype=np.float32) if a.size)
+    assert (nf.to_host(last) == 3).all(), "it still uses the block"
 
 
 def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
