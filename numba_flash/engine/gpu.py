@@ -65,6 +65,11 @@ def limits():
     )
 
 
+def compute_capability():
+    """That of the current GPU, (major, minor)."""
+    return tuple(cuda.get_current_device().compute_capability)
+
+
 def free_bytes():
     """Bytes of GPU memory that are free now."""
     return cuda.current_context().get_memory_info().free
@@ -83,8 +88,8 @@ def to_device(x):
 
 
 def empty(shape, dtype):
-    """A device array nobody has written to: floats and complex numbers hold NaN (every byte 0xFF), so that a forgotten
-    store shows. Raises OutOfMemory when it does not fit.
+    """A device array nobody has written to: floats, bfloat16 (V2) and complex numbers hold NaN (bytes 0xFF), so that a
+    forgotten store shows. Raises OutOfMemory when it does not fit.
     """
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
@@ -93,7 +98,7 @@ def empty(shape, dtype):
     else:
         with _allocating(nbytes):
             array = cuda.device_array(shape, dtype)
-    if nbytes and dtype.kind in "fc":
+    if nbytes and dtype.kind in "fcV":
         driver.device_memset(array, 0xFF, nbytes)
     return array
 
