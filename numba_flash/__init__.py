@@ -3,6 +3,7 @@
 from . import errors, patterns, testing
 from .attention import attention, attention_backward
 from .blocks import choose_blocks
+from .choice import choose_stage
 from .engine.launch import device, empty, launch, to_device, to_host
 from .engine.recorder import recording
 from .hbm.ledger import ledger
@@ -16,6 +17,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "choose_blocks",
+    "choose_stage",
     "device",
     "empty",
     "errors",

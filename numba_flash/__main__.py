@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from . import (
-    STAGES,
     __version__,
     attention,
     attention_backward,
@@ -35,14 +34,15 @@ from . import (
 )
 from . import testing as exactness
 from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
-from .checks import DTYPES
 from .course import check, exam, lab
+from .dtypes import SINGLES
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
 from .figures import command as paper
 from .hbm import profiler
 from .hbm.predict import DIRECTIONS, algorithm0, kept
+from .stages import PORTABLE, STAGES
 
 PROGRAM = "python -m numba_flash"
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
@@ -82,10 +82,10 @@ def make_parser():
     sub = command("bill", bill, "predict and count what a stage moves to and from HBM")
     sub.add_argument(
         "--stage",
-        choices=STAGES,
+        choices=PORTABLE,
         metavar="STAGE",
         default="flash2",
-        help=f"{', '.join(STAGES)} (default: %(default)s)",
+        help=f"{', '.join(PORTABLE)} (default: %(default)s)",
     )
     for flag, least, value, meaning in (
         ("n", 0, 1024, "N, the number of queries (default: %(default)s)"),
@@ -98,7 +98,7 @@ def make_parser():
     ):
         sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
     sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=f"{SIDES} (default: what fits)")
-    sub.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    sub.add_argument("--dtype", choices=SINGLES, default="float32", help="default: %(default)s")
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
     sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")

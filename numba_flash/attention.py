@@ -4,28 +4,22 @@ import math
 import reprlib
 import warnings
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .blocks import boolean_tiles, fitting_blocks, fitting_sides, kernel_tiles, mask_blocks
-from .checks import (
-    check_deterministic,
-    check_sparse,
-    check_split,
-    check_stage,
-    probability,
-    seed_of_64_bits,
-    truth,
-)
+from .checks import check_sparse, check_split, check_stage, probability, seed_of_64_bits, truth
+from .choice import Needs, check_device, check_takes, fastest
+from .dtypes import BFLOAT16, DTYPES, lse_dtype, name_of
 from .engine import launch as engine
 from .engine import model
 from .masks import no_mask, rows_with_keys
 from .stages import STAGES
 from .stages.naive import SIDE
 
-DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 MAX_D = 256  # features a head
 
 
@@ -48,12 +42,15 @@ def attention(
 ):
     """Exact attention, O = softmax(scale · Q Kᵀ) V, computed by one stage of the ladder.
 
-    q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256. k and v: one shape, with the rank, batch,
-    d and dtype of q, their own length N_k, and as many heads as q or a divisor of that (GQA: head h of q uses head
-    h // (H / H_kv) of k and v). N = 0 gives an empty result; N_k = 0 gives out = 0 and lse = −∞.
+    q: (N, d), (H, N, d) or (B, H, N, d), float32 or float64, d from 1 to 256; for the stages tensor_core and hopper
+    float16 or bfloat16 (ml_dtypes' or torch's; of NumPy's dtypes, V2), d = 64 or 128. k and v: one shape, with the
+    rank, batch, d and dtype of q, their own length N_k, and as many heads as q or a divisor of that (GQA: head h of q
+    uses head h // (H / H_kv) of k and v). N = 0 gives an empty result; N_k = 0 gives out = 0 and lse = −∞.
 
-    stage: a name in `STAGES`. scale: a finite number, by default 1/√d, rounded to the dtype of q. blocks: the sides of
-    the tiles, as the stage explains them. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says.
+    stage: a name in `STAGES`, or "auto": what `choose_stage` says. scale: a finite number, by default 1/√d, rounded to
+    the dtype of q, for halves to float32. blocks: the sides of the tiles, as the stage explains them; tensor_core and
+    hopper have their own. device: "cpu", "gpu" or "sim", by default what `numba_flash.device()` says; tensor_core and
+    hopper need a GPU.
 
     causal: query i sees key j where j ≤ i + N_k − N, aligned at the bottom right as in the flash-attn package
     (PyTorch's is_causal is aligned at the top left). key_mask: booleans (N_k,), or (B, N_k) where q has four axes; a
@@ -71,49 +68,68 @@ def attention(
     query (Flash-Decoding). blocks is (1, Bc) then.
 
     Returns out, shaped like q and in its dtype, or (out, lse) with return_lse: lse is shaped like q without its last
-    axis and holds L_i = log Σ_j exp(S_ij), natural logarithm. The result is always new memory. NumPy arrays give NumPy
-    arrays. Arrays in GPU memory (`__cuda_array_interface__`: torch, cupy, numba) stay there: the result is a numba
-    device array, and nothing is copied. Input of any strides is right; what is not contiguous is copied once. A
-    subclass of NumPy's array counts as the plain array, a masked array is refused. The stages flash, flash2 and
-    register_tiled hold l·O while they sum, so that values of V beyond the largest number over N_k overflow in them.
+    axis and holds L_i = log Σ_j exp(S_ij), natural logarithm, in float32 where q is float16 or bfloat16. The result is
+    always new memory. NumPy arrays give NumPy arrays. Arrays in GPU memory (`__cuda_array_interface__`: torch, cupy,
+    numba) stay there: the result is a numba device array, and nothing is copied. Input of any strides is right; what is
+    not contiguous is copied once. A subclass of NumPy's array counts as the plain array, a masked array is refused. The
+    stages flash, flash2 and register_tiled hold l·O while they sum, so that values of V beyond the largest number over
+    N_k overflow in them.
 
     Raises TypeError for an argument of the wrong kind (a list, another or a mixed dtype, host and GPU memory mixed),
     ValueError for a wrong value (shapes that do not fit, no heads, d out of range, scale NaN or infinite, an unknown
-    stage, more than 65,535 heads over the batch, sizes beyond 64 bits, blocks that do not fit), OutOfMemory when a copy
-    does not fit, KernelError for a device that is not there. Source: Dao et al. 2022, arXiv:2205.14135, Algorithm 0;
-    each stage names its own.
+    stage, more than 65,535 heads over the batch, sizes beyond 64 bits, blocks that do not fit, what the stage does not
+    take), OutOfMemory when a copy does not fit, KernelError for a device that is not there or cannot run the stage.
+    Source: Dao et al. 2022, arXiv:2205.14135, Algorithm 0; each stage names its own.
     """
-    check_stage(stage, STAGES)
-    if block_mask is not None:
-        check_sparse(stage)
+    known = None
+    if key_mask is None and block_mask is None:
+        known = _known((q, k, v), (stage, scale, causal, dropout_p, seed, split_kv, blocks, return_lse), device)
+        if known in _settled:
+            run, *shapes = _settled[known]
+            O, L = run(*map(engine.reshaped, (q, k, v), shapes))
+            out = engine.reshaped(O, q.shape)
+            return (out, engine.reshaped(L, q.shape[:-1])) if return_lse else out
+    check_stage(stage, (*STAGES, AUTO))
+    if block_mask is not None and stage != AUTO:
+        check_sparse(STAGES[stage])
     operands = _operands({"q": q, "k": k, "v": v})
     dtype = operands[0].dtype
     H, N, N_k, d = _sizes(*operands)
     _check_64_bit(H, N, N_k, d, dtype)
     scale = _scale(scale, d, dtype)
-    splits = split_kv if split_kv is None else check_split(stage, split_kv, block_mask, dropout_p)
+    p_drop = probability("dropout_p", dropout_p)
+    needs = Needs(name_of(dtype), d, "forward", p_drop, block_mask is not None, split_kv)
+    stage = _stage(stage, needs, blocks, operands[0], device)
+    splits = split_kv if split_kv is None else check_split(STAGES[stage], split_kv, block_mask, dropout_p)
     if block_mask is not None:
         blocks = mask_blocks(blocks, d=d, dtype=dtype)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="split" if splits else "forward")
     _check_grid(stage, blocks, {"q": N})
     truth("return_lse", return_lse)
-    place = engine.device(device).name
+    where = engine.device(device)
+    check_device(STAGES[stage], where)
+    place = where.name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
     mask = _sparse(_dropping(mask, dropout_p, seed), block_mask, blocks, N, N_k, place)
 
     if N == 0:  # nothing to launch
-        O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), dtype, place)
+        O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), lse_dtype(dtype), place)
     else:
         Q, K, V = (_as_heads(operand, place) for operand in operands)
-        how = {"mask": mask, "blocks": blocks, "device": place}
+        how = {"scale": scale, "mask": mask, "blocks": blocks, "device": place}
         if splits:
-            O, L = STAGES[stage].forward_split(Q, K, V, scale, splits, **how)
+            run = partial(STAGES[stage].forward_split, splits=splits, **how)
         else:
-            O, L = STAGES[stage].forward(Q, K, V, scale, return_lse=bool(return_lse), **how)
+            run = partial(STAGES[stage].forward, return_lse=bool(return_lse), **how)
+        O, L = run(Q, K, V)
+        if known:
+            if len(_settled) == SETTLED:
+                _settled.clear()
+            _settled[known] = run, Q.shape, K.shape, V.shape
     q = operands[0]
-    out = _result(O, q.shape, q.on_device)
-    return (out, _result(L, q.shape[:-1], q.on_device)) if return_lse else out
+    out = _result(O, q.shape, q)
+    return (out, _result(L, q.shape[:-1], q)) if return_lse else out
 
 
 def attention_backward(
@@ -157,9 +173,9 @@ def attention_backward(
     for one of out and lse without the other, and for an lse that is not finite. Source: Dao et al. 2022,
     arXiv:2205.14135, Algorithms 3 and 4; Dao 2023, arXiv:2307.08691, Algorithm 2; each stage names its own.
     """
-    check_stage(stage, STAGES)
-    if block_mask is not None:
-        check_sparse(stage)
+    check_stage(stage, (*STAGES, AUTO))
+    if block_mask is not None and stage != AUTO:
+        check_sparse(STAGES[stage])
     given = {"q": q, "k": k, "v": v, "dout": dout}
     if (out is None) != (lse is None):
         there, missing = ("out", "lse") if lse is None else ("lse", "out")
@@ -170,14 +186,19 @@ def attention_backward(
     _check_64_bit(H, N, N_k, d, dtype)
     _check_results(operands[0], operands[3:])
     scale = _scale(scale, d, dtype)
-    check_deterministic(stage, truth("deterministic", deterministic))
+    truth("deterministic", deterministic)
+    p_drop = probability("dropout_p", dropout_p)
+    needs = Needs(name_of(dtype), d, "backward", p_drop, block_mask is not None, None, deterministic)
+    stage = _stage(stage, needs, blocks, operands[0], device)
     sides = None
     if block_mask is not None:
         sides = fitting_sides(blocks, d=d, dtype=dtype, deterministic=deterministic)
         blocks = kernel_tiles(sides, deterministic)
     blocks = fitting_blocks(stage, blocks, d=d, dtype=dtype, direction="backward" if deterministic else "atomic")
     _check_grid(stage, blocks, {"q": N, "k": N_k})
-    place = engine.device(device).name
+    where = engine.device(device)
+    check_device(STAGES[stage], where)
+    place = where.name
     operands = _at(place, operands)
     mask = _mask(causal, key_mask, operands[0], N_k, place)
     mask = _sparse(_dropping(mask, dropout_p, seed), block_mask, sides, N, N_k, place)
@@ -194,17 +215,45 @@ def attention_backward(
         L = _as_heads(operands[5], place, columns=0) if out is not None else None
         backward = STAGES[stage].backward if deterministic else STAGES[stage].backward_atomic
         dQ, dK, dV = backward(Q, K, V, dO, scale, O=O, L=L, mask=mask, blocks=blocks, device=place)
-    return tuple(_result(dX, x.shape, q.on_device) for dX, x in ((dQ, q), (dK, k), (dV, k)))
+    return tuple(_result(dX, x.shape, q) for dX, x in ((dQ, q), (dK, k), (dV, k)))
+
+
+AUTO = "auto"
+
+
+SETTLED = 1000  # more kinds of calls than that are rare
+_settled = {}  # a kind of call, as `_known` describes it -> what runs it, and the shapes of Q, K and V
+
+
+def _known(arrays, flags, device):
+    """What a call on contiguous device arrays has in common with every other that is checked and launched alike.
+
+    None for other arrays, and for what no dictionary can find. In small calls the checks take as long as the kernel.
+    """
+    if not all(type(x).__name__ == "DeviceNDArray" and x.is_c_contiguous() for x in arrays):
+        return None
+    kinds = tuple(map(type, flags))  # True is 1 to a dictionary
+    place, forward = engine.device(device).name, getattr(STAGES.get(str(flags[0])), "forward", None)
+    known = place, forward, flags, kinds, *((x.shape, x.dtype) for x in arrays)
+    try:
+        hash(known)
+    except TypeError:
+        return None
+    return known
 
 
 class _Operand(NamedTuple):
-    """An array that a caller gave, and what the checks need to know of it, wherever its memory is."""
+    """An array that a caller gave, and what the checks need to know of it, wherever its memory is.
+
+    bfloat16 has the dtype BFLOAT16; `given`: the caller's own.
+    """
 
     name: str
     array: Any
     shape: tuple
     dtype: np.dtype
     on_device: bool
+    given: np.dtype | None = None
 
 
 # ----------------------------------------------------------------------------------------------- what the arguments are
@@ -224,7 +273,10 @@ def _operand(name, x, example="np.float32"):
             f"{name} is a masked array, whose mask attention would ignore: pass {name}.filled(0), or a part of it"
         )
     if isinstance(x, np.ndarray):
-        return _Operand(name, np.asarray(x), x.shape, x.dtype, False)
+        array = np.asarray(x)
+        if x.dtype.name == "bfloat16":  # ml_dtypes'
+            array = array.view(BFLOAT16)
+        return _Operand(name, array, x.shape, array.dtype, False, x.dtype)
     if getattr(x, "__cuda_ndarray__", False):  # Numba's own, or its simulator's
         return _Operand(name, x, tuple(x.shape), x.dtype, True)
     interface = getattr(x, "__cuda_array_interface__", None)
@@ -238,17 +290,30 @@ def _operand(name, x, example="np.float32"):
 
 def _check_dtype(operand, q):
     name, dtype = operand.name, operand.dtype
-    if dtype not in DTYPES:
+    if name_of(dtype) not in DTYPES or not dtype.isnative:
         real = ".real" if dtype.kind == "c" else ""
         raise TypeError(
-            f"{name} has dtype {dtype}: attention takes float32 and float64, so convert it, for example "
-            f"{name}{real}.astype(np.float32)"
+            f"{name} has dtype {dtype}: attention takes {', '.join(DTYPES[:-1])} and {DTYPES[-1]}, so convert it, for "
+            f"example {name}{real}.astype(np.float32)"
         )
-    if dtype != q.dtype:
+    wanted = lse_dtype(q.dtype) if name == "lse" else q.dtype
+    if dtype != wanted:
+        to = "q.dtype" if wanted == BFLOAT16 else f"np.{wanted}"
+        why = "" if wanted == q.dtype else f", which goes with lse in {wanted}"
         raise TypeError(
-            f"{name} has dtype {dtype}, but q has {q.dtype}: give all one dtype, for example "
-            f"{name}.astype(np.{q.dtype})"
+            f"{name} has dtype {name_of(dtype)}, but q has {name_of(q.dtype)}{why or ': give all one dtype'}"
+            f"{':' if why else ','} for example {name}.astype({to})"
         )
+
+
+def _stage(stage, needs, blocks, q, device):
+    """The name of the stage that runs; "auto" is asked for the fastest."""
+    if stage != AUTO:
+        check_takes(STAGES[stage], needs, q.shape)
+        return stage
+    if blocks is not None and not needs.sparse:
+        raise ValueError(f"blocks={blocks!r}: tiles belong to a stage, and stage='auto' may take any; name the stage")
+    return fastest(needs, engine.device(device)).name
 
 
 def _sizes(q, k, v):
@@ -381,7 +446,8 @@ def _check_heads(q, k):
 
 
 def _scale(scale, d, dtype):
-    """The scale as a number of `dtype`: a Python float would make a kernel compute in float64."""
+    """The scale as a number of `dtype`, for halves float32: a Python float would make a kernel compute in float64."""
+    dtype = lse_dtype(dtype)
     if scale is None:
         return dtype.type(1 / math.sqrt(d))
     if not isinstance(scale, Real) or isinstance(scale, bool):
@@ -480,12 +546,17 @@ def _as_heads(operand, place, columns=1):
         return array if place == "cpu" else engine.to_device(array, place)
     if _is_contiguous(operand):
         return engine.reshaped(operand.array, shape)
-    array = engine.empty(operand.shape, operand.dtype, place)
+    bits = np.dtype(np.uint16) if operand.dtype.itemsize == 2 else operand.dtype  # Numba copies no bfloat16
+    array = engine.empty(operand.shape, bits, place)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Numba's, about the small grid of its own copying kernel
-        array[:] = operand.array
-    return array.reshape(shape)
+        array[:] = operand.array.view(bits)
+    return array.view(operand.dtype).reshape(shape)
 
 
-def _result(array, shape, on_device):
-    return engine.reshaped(array, shape) if on_device else engine.to_host(array).reshape(shape)
+def _result(array, shape, q):
+    """A result where q is; bfloat16 in host memory in the dtype in which q was given."""
+    if q.on_device:
+        return engine.reshaped(array, shape)
+    array = engine.to_host(array).reshape(shape)
+    return array.view(q.given) if array.dtype == BFLOAT16 else array

@@ -55,6 +55,7 @@ class Tiling:
     shared: Callable  # (Br, Bc, d) -> {array in shared memory: (rows, columns)}
     own: Callable  # (Br, Bc, d) -> rows and columns of what a thread keeps for itself, in registers
     default: Callable  # (d, elements of shared memory) -> (Br, Bc)
+    fixed: dict | None = None  # d -> (Br, Bc), for a stage that is written for these; in dynamic shared memory
 
 
 def _query_a_thread(Br, most):
@@ -214,6 +215,22 @@ def _owners_of_shares(d, elements):
     )
 
 
+def _fixed(tiles_of_d, threads, shared):
+    """A stage's own tiles, which nobody else chooses. What a thread keeps for itself are fragments, not rows."""
+    return Tiling(False, threads, shared, _rows(0), lambda d, elements: tiles_of_d[d], tiles_of_d)
+
+
+def _two_of_keys(Br, Bc, d):
+    """While one tile of K_j and V_j is multiplied, the next arrives."""
+    return {"Q_i": (Br, d), "K_j": (2 * Bc, d), "V_j": (2 * Bc, d)}
+
+
+def _rings(Br, Bc, d):
+    """Slots for two tiles of queries, and for two of keys, or four at d = 64; and O on its way out."""
+    keys = (4 if d == 64 else 2) * Bc
+    return {"Q_i": (2 * Br, d), "K_j": (keys, d), "V_j": (keys, d), "O_i": (Br, d)}
+
+
 TILINGS = {
     "forward": {
         "naive": None,
@@ -224,6 +241,8 @@ TILINGS = {
         "register_tiled": Tiling(
             False, lambda Br, Bc: _register_threads(Br), _register_tiles, _register_results, _queries_of_shares
         ),
+        "tensor_core": _fixed({64: (128, 64), 128: (128, 64)}, lambda Br, Bc: 2 * Br, _two_of_keys),
+        "hopper": _fixed({64: (192, 128), 128: (128, 128)}, lambda Br, Bc: 2 * Br + 128, _rings),
     },
     "backward": {
         "naive": None,
@@ -238,6 +257,8 @@ TILINGS = {
             _register_gradients,
             _owners_of_shares,
         ),
+        "tensor_core": None,
+        "hopper": None,
     },
     "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics
     "split": {"flash2": _ONE_QUERY},  # several blocks for the keys of one query
@@ -301,7 +322,9 @@ class Blocks:
 
     @property
     def fits(self):
-        """Whether a block of the device holds such tiles in static shared memory."""
+        """Whether a block of the device holds such tiles in static shared memory, or they are the stage's own."""
+        if self.tiling.fixed:
+            return (self.Br, self.Bc) == self.tiling.fixed.get(self.d)
         return self.threads_fit and self.shared_bytes <= STATIC_SHARED
 
     def __iter__(self):
@@ -315,7 +338,8 @@ class Blocks:
         queries = "1 query" if self.Br == 1 else f"{self.Br} queries"
         keys = "1 key" if self.Bc == 1 else f"{self.Bc} keys"
         text = f"{self.stage}{PASSES[self.direction]}: Br = {queries} and Bc = {keys} per tile. "
-        text += f"Shared memory: {parts}, {self.shared_bytes:,} of {self.sram:,} B."
+        there = "B, dynamic" if self.tiling.fixed else f"of {self.sram:,} B"
+        text += f"Shared memory: {parts}, {self.shared_bytes:,} {there}."
         rows, columns = self.tiling.own(self.Br, self.Bc, self.d)
         if not rows:
             return text
@@ -349,6 +373,8 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
         raise ValueError(f"rule={rule!r} is unknown: pass 'fit' or 'paper'")
     if tiling is None:
         return None
+    if tiling.fixed:
+        return Blocks(stage, *_fixed_tiles(stage, tiling, rule, d), d, size, sram, direction)
     if rule == "fit":
         Br, Bc, taken = _default(stage, direction, d, sram // size)
         if taken * size > sram or min(Br, Bc) < 1:
@@ -392,6 +418,14 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
     if direction == "split" and sides[0] != 1:
         raise ValueError(f"blocks={blocks!r}: with split_kv a block has one query, so pass (1, Bc)")
     return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1), direction)
+
+
+def _fixed_tiles(stage, tiling, rule, d):
+    if rule == "paper":
+        raise ValueError(f"'paper' is not for stage {stage!r}, which is written for tiles of its own: leave blocks out")
+    if d not in tiling.fixed:
+        raise ValueError(f"d={d}: stage {stage!r} takes d = {' and '.join(map(str, tiling.fixed))}; pass another stage")
+    return tiling.fixed[d]
 
 
 @cache
@@ -443,6 +477,9 @@ def _fitting(stage, blocks, d, dtype, direction):
     chosen = check_blocks(stage, blocks, d=d, dtype=dtype, direction=direction)
     if chosen is None or chosen.fits:
         return chosen
+    if chosen.tiling.fixed:
+        own = _fixed_tiles(stage, chosen.tiling, "fit", d)
+        raise ValueError(f"blocks={tuple(chosen)}: stage {stage!r} is written for {own}; leave blocks out")
     if not replace(chosen, Br=1, Bc=1).fits:
         choose_blocks(stage, d=d, dtype=dtype, direction=direction)  # raises: there are none
     given = blocks if blocks is not None else tuple(chosen)

@@ -7,9 +7,9 @@ from numbers import Real
 
 import numpy as np
 
+from .dtypes import DTYPES, name_of
 from .engine.model import GRID_YZ
 
-DTYPES = ("float32", "float64")
 BOOLEANS = bool, np.bool_
 
 
@@ -34,11 +34,11 @@ def truth(name, value):
 
 
 def check_deterministic(stage, deterministic):
-    """ValueError where a stage has no backward pass with atomics."""
-    if not deterministic and stage != "flash2":
+    """ValueError where a Stage has no backward pass with atomics."""
+    if not deterministic and stage.backward_atomic is None:
         raise ValueError(
-            f"deterministic={deterministic!r}: stage {stage!r} has no variant with atomics; leave it True, or pass "
-            "stage='flash2'"
+            f"deterministic={deterministic!r}: stage {stage.name!r} has no variant with atomics; leave it True, or "
+            "pass stage='flash2'"
         )
 
 
@@ -60,14 +60,14 @@ def seed_of_64_bits(seed):
 
 
 def check_split(stage, split_kv, block_mask, dropout_p):
-    """`split_kv` as an int. ValueError beyond a grid, for a stage without it, with a block mask and with dropout."""
+    """`split_kv` as an int. ValueError beyond a grid, for a Stage without it, with a block mask and with dropout."""
     splits = integer("split_kv", split_kv, 1)
     if splits > GRID_YZ:
         raise ValueError(
             f"split_kv={splits} is too large: pass at most {GRID_YZ:,}, as many blocks as a CUDA grid holds"
         )
-    if stage != "flash2":
-        raise ValueError(f"split_kv={splits}: stage {stage!r} does not split the keys; pass stage='flash2'")
+    if stage.forward_split is None:
+        raise ValueError(f"split_kv={splits}: stage {stage.name!r} does not split the keys; pass stage='flash2'")
     if block_mask is not None:
         raise ValueError(f"split_kv={splits} and block_mask do not go together: leave one out")
     if probability("dropout_p", dropout_p):
@@ -76,20 +76,26 @@ def check_split(stage, split_kv, block_mask, dropout_p):
 
 
 def check_sparse(stage):
-    """ValueError where a stage takes no block mask."""
-    if stage != "flash2":
-        raise ValueError(f"block_mask is given, but stage {stage!r} leaves out no tiles: pass stage='flash2'")
+    """ValueError where a Stage takes no block mask."""
+    if not stage.block_mask:
+        raise ValueError(f"block_mask is given, but stage {stage.name!r} leaves out no tiles: pass stage='flash2'")
 
 
 def itemsize(dtype):
-    """Bytes of one element of `dtype` (a name, or what numpy.dtype takes). ValueError where no stage computes in it."""
+    """Bytes of one element of `dtype`, which `dtype_name` explains."""
+    return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype_name(dtype)]
+
+
+def dtype_name(dtype, dtypes=DTYPES):
+    """The name of `dtype` (a name, or what numpy.dtype takes). ValueError where it is none of `dtypes`."""
     try:
-        name = np.dtype(dtype).name if dtype is not None else None
+        name = name_of(dtype)
     except (TypeError, ValueError):
         name = None
-    if name not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not one the stages compute in: pass {' or '.join(map(repr, DTYPES))}")
-    return np.dtype(name).itemsize
+    if name not in dtypes:
+        *most, last = map(repr, dtypes)
+        raise ValueError(f"dtype={dtype!r} is not one the stages compute in: pass {', '.join(most)} or {last}")
+    return name
 
 
 def check_stage(stage, stages):

@@ -20,7 +20,7 @@ from .engine.model import GRID_YZ
 from .hbm.lines import lines
 from .hbm.predict import DIRECTIONS, flops
 from .lesson import check_distinct, check_writable, plural, whole_number
-from .stages import STAGES
+from .stages import PORTABLE
 
 N = 256  # every stage runs in a second or two
 OF_STAGE = {  # the flags of a stage, and what they are when left out
@@ -34,8 +34,8 @@ def add_command(command):
     sub = command("listing", show, "print kernels, a stage's or your own, with the HBM traffic of each source line")
     what = "a script that launches kernels with nf.launch, or an exercise's file, which is run; without one, a stage"
     sub.add_argument("file", nargs="?", metavar="FILE", help=what)
-    what = f"{', '.join(STAGES)} (default: flash2)"
-    sub.add_argument("--stage", choices=STAGES, metavar="STAGE", help=what)
+    what = f"{', '.join(PORTABLE)} (default: flash2)"
+    sub.add_argument("--stage", choices=PORTABLE, metavar="STAGE", help=what)
     for flag, least, most, meaning in (
         ("n", 1, None, "N, the number of queries and of keys"),
         ("d", 1, MAX_D, "d, the number of columns of a head"),
@@ -126,7 +126,7 @@ def of_file(path, printing=False):
 
 def count(stage, *, n=N, d=64, heads=1, direction="forward", **how):
     """Run one pass of a stage on random input -> Lines. how: the keywords of `attention`."""
-    check_stage(stage, STAGES)
+    check_stage(stage, PORTABLE)
     q, k, v = testing.inputs((heads, n, d), (heads, n, d))
     how |= {"stage": stage, "device": "cpu"}
     if direction == "forward":

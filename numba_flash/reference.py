@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from . import dropout
+from .dtypes import widened
 from .masks import to_dense
 
 
@@ -104,7 +105,7 @@ def _sum_heads(dx, shape):
 
 
 def _at_least_float64(*arrays):
-    arrays = [np.asarray(x) for x in arrays]
+    arrays = [widened(x) for x in arrays]
     return [x.astype(np.result_type(x.dtype, np.float64)) for x in arrays]
 
 

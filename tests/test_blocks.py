@@ -7,10 +7,12 @@ import numba_flash as nf
 from numba_flash.blocks import TILINGS, check_blocks, fitting_blocks, from_sides
 from numba_flash.engine.model import REGISTERS, STATIC_SHARED, THREADS
 from numba_flash.errors import SharedMemoryError
+from numba_flash.stages import PORTABLE
 
 ROWS = ("flash", "flash2")
 with_tiles = pytest.mark.parametrize(
-    ("stage", "direction"), [(stage, part) for part, tilings in TILINGS.items() for stage in tilings if tilings[stage]]
+    ("stage", "direction"),
+    [(stage, part) for part, tilings in TILINGS.items() for stage in PORTABLE if tilings.get(stage)],
 )
 
 
@@ -171,3 +173,30 @@ def test_square_tiles_beyond_the_device():
 )
 def test_the_sides_of_a_command_line(stage, sides, meant):
     assert from_sides(stage, sides) == meant
+
+
+NEW = "tensor_core", "hopper"
+
+
+@pytest.mark.parametrize("stage", NEW)
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_stage_with_tiles_of_its_own(stage, d):
+    chosen = nf.choose_blocks(stage, d=d, dtype="float16")
+    assert tuple(chosen) == TILINGS["forward"][stage].fixed[d]
+    assert chosen.itemsize == 2 and chosen.fits
+    assert 0 < chosen.shared_bytes <= (166_912 if stage == "tensor_core" else 232_448)  # of an A100, of an H100
+    assert chosen.threads <= 512
+    assert str(chosen).endswith(f"{chosen.shared_bytes:,} B, dynamic.")
+    assert tuple(fitting_blocks(stage, tuple(chosen), d=d, dtype="bfloat16")) == tuple(chosen)
+    with pytest.raises(
+        ValueError, match=rf"blocks=\(32, 64\): stage '{stage}' is written for \(.*\); leave blocks out"
+    ):
+        fitting_blocks(stage, (32, 64), d=d, dtype="float16")
+    with pytest.raises(ValueError, match=f"'paper' is not for stage '{stage}', which .* leave blocks out"):
+        check_blocks(stage, "paper", d=d, dtype="float16")
+
+
+@pytest.mark.parametrize("stage", NEW)
+def test_a_d_that_a_stage_with_tiles_of_its_own_does_not_take(stage):
+    with pytest.raises(ValueError, match=f"d=96: stage '{stage}' takes d = 64 and 128; pass another stage"):
+        nf.choose_blocks(stage, d=96, dtype="float16")

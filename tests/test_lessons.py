@@ -477,9 +477,11 @@ def test_the_four_claims(tmp_path):
 def lesson_13(tmp_path_factory):
     """Lesson 13 in this process, as if a GPU and ncu were there -> what it prints, and its figures."""
     file = tmp_path_factory.mktemp("lesson 13") / "figures.json"
-    moved = {stage: {"read": 10**9, "written": at * 10**9, "kernels": {}} for at, stage in enumerate(nf.STAGES)}
+    moved = {
+        stage: {"read": 10**9, "written": at * 10**9, "kernels": {}} for at, stage in enumerate(nf.stages.PORTABLE)
+    }
     del moved["naive"]
-    clock = {"gpu": "H0", "seconds": {stage: spread([0.7, 0.777, 0.8]) for stage in nf.STAGES}, "why": {}}
+    clock = {"gpu": "H0", "seconds": {stage: spread([0.7, 0.777, 0.8]) for stage in nf.stages.PORTABLE}, "why": {}}
     script = str(ROOT / "lessons" / "13_figures.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "dram", lambda sizes, stages: {"bytes": moved, "why": {"naive": "it was too slow"}})
@@ -497,7 +499,7 @@ def test_what_dram_moved(lesson_13):
     """The measured bytes add up, and each gap that lesson 13 explains is there."""
     out, found = lesson_13
     one, S = 4 * 1024 * 1024 * 64, 4 * 1024 * 1024**2  # bytes of all 1,024 heads
-    requested = {stage: nf.predict(stage, n=1024, d=64, heads=16, batch=64).total_bytes for stage in nf.STAGES}
+    requested = {stage: nf.predict(stage, n=1024, d=64, heads=16, batch=64).total_bytes for stage in nf.stages.PORTABLE}
     assert {stage: row[0] for stage, row in found["ladder"].items()} == requested
     for stage, kernels in KERNELS.items():
         assert found["ladder"][stage][1] == sum(one.read + one.written for one in kernels.values())
@@ -530,7 +532,7 @@ def test_ones_own_measurement(lesson_13):
     assert re.search(r"^ flash2 +1\.07 GB +5\.00 GB +14\.4 +777\.0$", out, re.MULTILINE)
     tried = [command.split(".py ")[1] for command in commands(out)]
     assert tried == ["--d 8 --measure --n 32", "--n 16 --measure --d 16"]
-    assert found["measure"] is True and list(found["times"]["asked"]) == list(nf.STAGES)
+    assert found["measure"] is True and list(found["times"]["asked"]) == list(nf.stages.PORTABLE)
     assert all(how["direction"] == "forward" for how in found["times"]["asked"].values())
 
 

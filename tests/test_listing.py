@@ -22,7 +22,7 @@ TILES = {"naive": None, "tiled": 4, "online_softmax": 5, "flash": (5, 3), "flash
 
 
 def cases():
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         yield pytest.param(stage, (0, 0, 0, 0), marks=pytest.mark.course)
         yield stage, (1, 1, 1, stage == "flash2")
 

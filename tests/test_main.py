@@ -268,7 +268,7 @@ def test_a_lesson_of_the_course_runs(tmp_path):
 # --- bill -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -318,7 +318,7 @@ def test_predict_only_works_at_any_size(run, monkeypatch):
     assert figures["predicted"]["kernels"]["softmax"]["S"]["loads"] == 3 * 10**30
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 @pytest.mark.parametrize("direction", ["backward", "both"])
 def test_bill_of_the_backward_pass(run, stage, direction):
     flags = ("bill", "--stage", stage, "--n", 37, "--n-k", 29, "--d", 8, "--heads", 4, "--kv-heads", 2)

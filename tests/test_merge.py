@@ -61,7 +61,7 @@ def test_no_keys_change_nothing_bit_for_bit(seed):
     assert np.isneginf(both[1]).all()
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_splits_of_every_stage(stage):
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((2, 9, 8)), rng.standard_normal((2, 30, 8)), rng.standard_normal((2, 30, 8))

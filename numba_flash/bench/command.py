@@ -3,7 +3,7 @@
 from .. import lesson, output
 from ..attention import MAX_D
 from ..engine.launch import device
-from ..stages import STAGES
+from ..stages import PORTABLE
 from . import cpu, gpu
 
 FOR_A_GPU = {"pass": "pass_", "batch": "batch", "heads": "heads", "causal": "causal", "stages": "stages"}
@@ -24,8 +24,8 @@ def add_command(command):
         what = f"GPU: as in attention (default: {gpu.SIZES[flag]})"
         sub.add_argument(f"--{flag}", type=number(1, None), metavar=flag[0].upper(), help=what)
     sub.add_argument("--causal", action="store_true", default=None, help="GPU: query i sees keys up to i")
-    what = f"GPU: some of {', '.join(STAGES)} (default: all)"
-    sub.add_argument("--stages", nargs="+", choices=STAGES, metavar="STAGE", help=what)
+    what = f"GPU: some of {', '.join(PORTABLE)} (default: all)"
+    sub.add_argument("--stages", nargs="+", choices=PORTABLE, metavar="STAGE", help=what)
     output.add_json(sub)
 
 

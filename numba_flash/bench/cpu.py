@@ -16,7 +16,7 @@ from ..attention import attention
 from ..errors import KernelError
 from ..hbm.ledger import ledger
 from ..hbm.predict import predict
-from ..stages import STAGES
+from ..stages import PORTABLE
 from ..testing import inputs
 from ..timing import interleaved, spread, wall_seconds
 from .gpu import refuse_if_too_large
@@ -32,11 +32,11 @@ def run(n=None, d=64, repeats=5, simulator=True):
     """
     q, k, v = inputs((n or N, d), (n or N, d))
     refuse_if_too_large(lambda n: 3 * 4 * n**2, n or N, "attention in NumPy")
-    with report.progress("NumPy and the CPU engine", len(STAGES) + 1) as advance:
+    with report.progress("NumPy and the CPU engine", len(PORTABLE) + 1) as advance:
         numpy_seconds = median_seconds(lambda: numpy_attention(q, k, v), repeats)
         advance()
         cpu = {}
-        for stage in STAGES:
+        for stage in PORTABLE:
             cpu[stage] = on_cpu(stage, q, k, v, repeats)
             cpu[stage]["times_numpy"] = cpu[stage]["seconds"] / numpy_seconds
             advance()

@@ -21,7 +21,7 @@ from ..figures.memory import elements, stored
 from ..hbm.ledger import ledger
 from ..hbm.predict import predict
 from ..report import in_bytes, progress
-from ..stages import STAGES
+from ..stages import PORTABLE, STAGES
 from ..testing import inputs
 from . import peers
 from .gpu_page import page
@@ -41,7 +41,7 @@ COPIED = 2**29  # bytes
 LAUNCHED = {"n": 256, "d": 64, "stages": ("flash2", "register_tiled"), "repeats": 100}
 
 
-def run(*, n, d, batch, heads, causal=False, stages=tuple(STAGES), passes=PASSES, repeats=5):
+def run(*, n, d, batch, heads, causal=False, stages=PORTABLE, passes=PASSES, repeats=5):
     """Measure -> figures, in seconds, bytes and floating-point operations. All inputs are float32.
 
     "right": whether every result was that of float64 up to rounding and every bill the predicted one. What cannot run

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .. import attention, attention_backward, report
-from ..stages import STAGES
+from ..stages import PORTABLE
 from . import sandbox, symptoms
 from .faults import MUTANTS
 from .raised import line_of
@@ -63,7 +63,7 @@ def run(file, *, stage=None, seed=1, level="easy", everything=False):
     names = tests_of(file)
     passes = [direction for name in names for direction in TESTS[name]]
     drawn = chosen(stage, passes, seed, level, everything)
-    stages = [name for name in STAGES if name in {mutant.stage for mutant in drawn}]
+    stages = [name for name in PORTABLE if name in {mutant.stage for mutant in drawn}]
     result = {"file": str(file), "tests": names, "stage": stage, "seed": seed}
     with report.progress(f"{Path(file).name} on {len(drawn)} faults", len(drawn) + 1, after=0) as advance:
         begin = time.monotonic()

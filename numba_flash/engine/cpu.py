@@ -208,8 +208,9 @@ def empty(shape, dtype):
     poison, which no arithmetic gives. (Integers of 1 or 2 bytes hold any value, so they are not followed.)
     """
     array = np.empty(shape, dtype)
-    if array.dtype.kind == "b" or not array.size:
+    if array.dtype.kind == "b":
         array.fill(False)
+    if array.dtype.kind == "b" or not array.size:
         return array
     array.reshape(-1).view(np.uint8).fill(poison_byte(array.dtype))
     if array.itemsize >= 4:

@@ -66,6 +66,11 @@ def limits():
     )
 
 
+def compute_capability():
+    """That of the current GPU, (major, minor)."""
+    return tuple(cuda.get_current_device().compute_capability)
+
+
 def free_bytes():
     """Bytes of GPU memory that are free now."""
     return cuda.current_context().get_memory_info().free
@@ -84,15 +89,15 @@ def to_device(x):
 
 
 def empties(shapes, dtype):
-    """Device arrays nobody has written to: floats and complex numbers hold NaN (every byte 0xFF), so that a forgotten
-    store shows. Small ones lie in one block of memory. Raises OutOfMemory when they do not fit.
+    """Device arrays nobody has written to: floats, bfloat16 (V2) and complex numbers hold NaN (bytes 0xFF), so that a
+    forgotten store shows. Small ones lie in one block of memory. Raises OutOfMemory when they do not fit.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
     if not 0 < starts[-1] <= SMALL:
         return [_large(shape, dtype) for shape in shapes]
     block = _block(starts[-1])
-    if dtype.kind in "fc":
+    if dtype.kind in "fcV":
         driver.device_memset(block, 0xFF, starts[-1])
     return [
         _array(shape, dtype, block.view(start, start + size) if start else block)
@@ -104,7 +109,7 @@ def _large(shape, dtype):
     nbytes = math.prod(shape) * dtype.itemsize
     with _allocating(nbytes):
         array = cuda.device_array(shape, dtype)
-    if nbytes and dtype.kind in "fc":
+    if nbytes and dtype.kind in "fcV":
         driver.device_memset(array, 0xFF, nbytes)
     return array
 

@@ -12,6 +12,7 @@ from functools import cache
 import numba
 import numpy as np
 
+from ..dtypes import BFLOAT16
 from ..errors import KernelError, Unsupported
 from ..hbm import ledger, lines
 from . import cpu, memory, model, recorder
@@ -98,6 +99,11 @@ def device(name=None):
         needs = "needs NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts"
         raise KernelError(f"{asked} {needs}; {otherwise}")
     return Device(name, reason)
+
+
+def compute_capability():
+    """That of the current GPU, (major, minor)."""
+    return backend("gpu").compute_capability()
 
 
 @cache
@@ -261,7 +267,7 @@ def to_device(x, device=None):
 def empty(shape, dtype, device=None):
     """A new array where kernels run. Its floats are NaN, so that a forgotten store shows. Raises OutOfMemory.
 
-    shape: an integer, or a tuple of them, 0 or more each. dtype: a plain number type.
+    shape: an integer, or a tuple of them, 0 or more each. dtype: a plain number type, or V2 for bfloat16.
     """
     return empties(shape, dtype=dtype, device=device)[0]
 
@@ -273,7 +279,7 @@ def empties(*shapes, dtype, device=None):
         dtype = np.dtype(dtype)
     except TypeError:
         dtype = None
-    if dtype is None or dtype.kind not in "biufc":
+    if dtype is None or (dtype.kind not in "biufc" and dtype != BFLOAT16):
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
     shapes = tuple(map(extents, shapes))
     for shape in shapes:

@@ -7,7 +7,7 @@ from .. import report
 from ..blocks import Blocks, choose_blocks, tiles
 from ..engine.model import DYNAMIC_SHARED, STATIC_SHARED, THREADS
 from ..hbm.predict import algorithm0, flops, predict
-from ..stages import STAGES
+from ..stages import PORTABLE
 from . import canvas, runs
 from .common import GPT2_MEDIUM, ITEMSIZE, aligned, heads_and_batch, left_out, place
 
@@ -21,7 +21,7 @@ MEASURED = {  # the table of Figure 2 (left)
 MEASURES = True
 RUN = {"n": 1024, "d": 64}  # at most, where a head is counted: 15 s on two cores
 
-VARIANTS = {name: (name, True) for name in STAGES} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
+VARIANTS = {name: (name, True) for name in PORTABLE} | {"flash2, atomics": ("flash2", False)}  # -> stage, deterministic
 NOISE = 0.01  # of a measured figure: two runs may differ by so much
 STEP = 16  # tiles are tried in multiples of it
 FLOAT32 = runs.FLOAT32
@@ -54,7 +54,7 @@ def compute(*, n, d, heads, batch, run=True, measure=False):
     counted = counts(n, d) if run else None
     figures |= {"best": best, "device": place() if run else None, "counted": counted}
     figures |= {"equal": all(row["equal"] for row in counted.values()) if run else None}
-    float32 = {name: predict(name, **sizes).total_bytes for name in STAGES if figures["stages"][name]}
+    float32 = {name: predict(name, **sizes).total_bytes for name in PORTABLE if figures["stages"][name]}
     figures |= {"float32_bytes": float32, "measured": runs.dram(sizes, float32) if measure else None}
     return figures | {"times": times(sizes) if run else None}
 

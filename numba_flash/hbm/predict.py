@@ -24,6 +24,7 @@ from ..checks import (
     truth,
 )
 from ..engine.model import STATIC_SHARED
+from ..stages import STAGES
 from .ledger import Bill, Count
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -708,7 +709,7 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
     for name, flag in flags.items():
         truth(name, flag)
     dropped = probability("dropout_p", dropout_p) > 0
-    check_deterministic(stage, deterministic)
+    check_deterministic(STAGES[stage], deterministic)
     n, d, n_k, heads, kv_heads, batch = sizes
     n, d = integer("n", n), integer("d", d, 1)
     n_k = n if n_k is None else integer("n_k", n_k)
@@ -719,11 +720,11 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
             f"heads={heads} is no multiple of kv_heads={kv_heads}: each key head serves equally many heads"
         )
 
-    splits = 0 if split_kv is None else check_split(stage, split_kv, block_mask, dropout_p)
+    splits = 0 if split_kv is None else check_split(STAGES[stage], split_kv, block_mask, dropout_p)
     if splits and direction != "forward":
         raise ValueError(f"split_kv={splits} is for direction='forward', not {direction!r}: leave it out")
     if block_mask is not None:
-        check_sparse(stage)
+        check_sparse(STAGES[stage])
         blocks = mask_blocks(blocks, d=d, dtype=dtype, sram=sram)
 
     def problem(direction, blocks):

@@ -1,10 +1,12 @@
 """The ladder: one file a stage. `STAGES` lists them in order; a stage arrives here when its file does."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from numba.np.numpy_support import from_dtype
 
+from ..dtypes import HALVES, SINGLES
 from ..engine.launch import launch
 
 
@@ -21,7 +23,7 @@ def launch_if_any(kernel, grid, block, *args, device=None):
 
 @dataclass(frozen=True)
 class Stage:
-    """One rung: its name, a title, what it deletes from the bill of the rung before, and where the paper has it.
+    """One rung: its name, a title, what it deletes from the bill of the rung before, where the paper has it.
 
     All functions take and return arrays on the device; a Mask says what is left out and what is dropped.
     forward(Q, K, V, scale, *, mask, blocks, return_lse, device) -> O and L or None.
@@ -30,6 +32,10 @@ class Stage:
     such variant.
     forward_split(Q, K, V, scale, splits, *, mask, blocks, device) -> O and L, by several blocks for the keys of one
     query, or None. fused: whether S and P stay on chip.
+
+    What it takes: dtypes, by name; head_dims, every d there is, or None for 1 to 256; whether dropout, and a block mask
+    (causal and key_mask: all). compute_capability: the least that a GPU must have, or None where the CPU engine and the
+    simulator run the stage too; architecture_specific: no GPU of another capability runs it.
     """
 
     name: str
@@ -41,6 +47,21 @@ class Stage:
     backward_atomic: Callable | None = None
     forward_split: Callable | None = None
     fused: bool = False
+    dtypes: tuple = SINGLES
+    head_dims: tuple | None = None
+    dropout: bool = True
+    block_mask: bool = False
+    compute_capability: tuple | None = None
+    architecture_specific: bool = False
+
+
+def _on_gpu(module, function):
+    """A host function of a stage that only a GPU runs: its module is imported when it is called."""
+
+    def run(*arguments, **keywords):
+        return getattr(importlib.import_module(f".{module}", __name__), function)(*arguments, **keywords)
+
+    return run
 
 
 def _ladder():
@@ -105,6 +126,7 @@ def _ladder():
             atomic.backward,
             flash2_split.forward,
             fused=True,
+            block_mask=True,
         ),
         Stage(
             "register_tiled",
@@ -115,8 +137,36 @@ def _ladder():
             register_tiled_backward.backward,
             fused=True,
         ),
+        Stage(
+            "tensor_core",
+            "flash2 with matrix products of a warp",
+            "half of the bytes; the multiply-adds of single threads",
+            "FlashAttention-2",
+            _on_gpu("tensor_core", "forward"),
+            _on_gpu("tensor_core_backward", "backward"),
+            fused=True,
+            dtypes=HALVES,
+            head_dims=(64, 128),
+            dropout=False,
+            compute_capability=(8, 0),
+        ),
+        Stage(
+            "hopper",
+            "Copies, matrix products and softmax at the same time",
+            "the waiting of the tensor cores",
+            "FlashAttention-3",
+            _on_gpu("hopper", "forward"),
+            _on_gpu("hopper_backward", "backward"),
+            fused=True,
+            dtypes=HALVES,
+            head_dims=(64, 128),
+            dropout=False,
+            compute_capability=(9, 0),
+            architecture_specific=True,
+        ),
     )
 
 
 STAGES = {stage.name: stage for stage in _ladder()}
 LADDER = ("naive", "tiled", "online_softmax", "flash", "flash2")  # what HBM sees changes; later, what a thread does
+PORTABLE = tuple(name for name, stage in STAGES.items() if stage.compute_capability is None)  # run on every device

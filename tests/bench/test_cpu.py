@@ -12,7 +12,7 @@ from numba_flash import __main__ as cli
 from numba_flash import reference, timing
 from numba_flash.bench import cpu as bench
 from numba_flash.errors import KernelError
-from numba_flash.stages import STAGES
+from numba_flash.stages import PORTABLE
 
 FIGURES = {"device", "n", "d", "heads", "dtype", "repeats", "cores", "versions", "numpy", "cpu", "simulator"}
 
@@ -28,7 +28,7 @@ def positive(*numbers):
 
 def check(figures):
     assert set(figures) == FIGURES
-    assert list(figures["cpu"]) == list(STAGES)
+    assert list(figures["cpu"]) == list(PORTABLE)
     for stage in figures["cpu"].values():
         assert stage["equal"] is True
         assert positive(stage["seconds"], stage["times_numpy"])

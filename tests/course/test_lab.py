@@ -33,7 +33,7 @@ from numba_flash.course.symptoms import (
     plant,
     strict_mode,
 )
-from numba_flash.stages import LADDER, STAGES
+from numba_flash.stages import LADDER, PORTABLE, STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ALL = lab.pool()
@@ -184,7 +184,7 @@ def shows(one):
 
 def test_the_usual_weak_test_passes_on_right_kernels():
     """Of a stage without tiles in the table it would fail, whatever the kernel."""
-    assert list(TILES) == list(STAGES)
+    assert list(TILES) == list(PORTABLE)
     for stage in ("naive", "register_tiled"):
         assert passes_loosely(stage, "forward")
 
@@ -527,7 +527,7 @@ def test(attention):
     assert one_tile != text
     monkeypatch.setenv("NUMBA_FLASH_STRICT", "")  # and as it was, afterwards
     for test, fault, stages, kind in (
-        (text, "", list(STAGES), "passed"), (text, "tiled: K not through its tile", ["tiled"], "failed"),
+        (text, "", list(PORTABLE), "passed"), (text, "tiled: K not through its tile", ["tiled"], "failed"),
         (text, barrier, ["flash"], "failed"), (one_tile, barrier, ["flash"], "passed"),
     ):  # fmt: skip
         one = score.trial(write(test), fault, stages)

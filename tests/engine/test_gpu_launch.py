@@ -111,3 +111,44 @@ def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
     assert not used
     assert all(len(blocks) <= gpu.KEPT for blocks in spare.values())
     assert max(spare) == gpu.SMALL
+
+
+def on_device(rng, *shapes):
+    return [nf.to_device(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
+
+
+@pytest.mark.parametrize("stage", ["naive", "flash2", "register_tiled"])
+def test_a_call_of_a_known_kind_gives_what_the_first_gave(stage):
+    rng = np.random.default_rng(0)
+    kinds = [{}, {"causal": True}, {"scale": 0.5}, {"dropout_p": 0.5}, {"dropout_p": 0.5, "seed": 1}]
+    kinds += [{"return_lse": True}, {"key_mask": np.arange(9) % 2 == 0}]
+    for shapes in (((7, 8), (9, 8), (9, 8)), ((2, 7, 8), (1, 9, 8), (1, 9, 8)), ((0, 8), (9, 8), (9, 8))):
+        q, k, v = on_device(rng, *shapes)
+        host = [nf.to_host(x) for x in (q, k, v)]
+        for _ in range(3):
+            for kind in kinds:
+                out, expected = (nf.attention(*x, stage=stage, **kind) for x in ((q, k, v), host))
+                if not kind.get("return_lse"):
+                    out, expected = [out], [expected]
+                for given, true in zip(out, expected, strict=True):
+                    np.testing.assert_array_equal(nf.to_host(given), true)
+
+
+@pytest.mark.parametrize("wrong", [{"scale": True}, {"causal": 1}, {"seed": True}, {"dropout_p": False}])
+def test_what_equals_a_known_value_is_still_refused(wrong):
+    q, k, v = on_device(np.random.default_rng(0), *[(5, 4)] * 3)
+    for right in ({"scale": 1}, {"causal": True}, {"seed": 1}, {"dropout_p": 0.0}):
+        nf.attention(q, k, v, **right)
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        nf.attention(q, k, v, **wrong)
+
+
+def test_known_calls_are_counted_and_their_arrays_may_be_views():
+    q, k, v = on_device(np.random.default_rng(0), *[(6, 4)] * 3)
+    expected = nf.to_host(nf.attention(q, k, v))
+    for _ in range(2):
+        with nf.ledger() as bill:
+            nf.attention(q, k, v)
+        assert bill == nf.predict("flash2", n=6, d=4)
+    rows = q[::2]
+    np.testing.assert_array_equal(nf.to_host(nf.attention(rows, k, v)), expected[::2])

@@ -40,10 +40,10 @@ compare("atomics", kernels.atomics, 2, 4, np.array([0, 0, 0, 255, 0, 0, 0, 0], n
         np.zeros(8, np.int32))
 compare("control", kernels.control, 1, 4, np.zeros(4, np.int64), 30)
 
-from numba_flash.stages import STAGES
+from numba_flash.stages import PORTABLE
 for dtype in (np.float32, np.float64):
     q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in ((2, 9, 5), (1, 7, 5), (1, 7, 5)))
-    for stage in STAGES:
+    for stage in PORTABLE:
         out = {}
         for device in ("sim", "cpu"):
             with nf.ledger() as bill:
@@ -52,7 +52,7 @@ for dtype in (np.float32, np.float64):
         report[f"{stage} {np.dtype(dtype)}"] = [all(close), out["sim"][2].diff(out["cpu"][2])]
 how = {"causal": True, "key_mask": np.array([True, False]), "dropout_p": 0.3, "seed": 7}
 q, dout, k, v = (rng.standard_normal((1, n, 4)).astype(np.float32) for n in (5, 5, 2, 2))
-for stage in STAGES:
+for stage in PORTABLE:
     masked = {}
     for device in ("sim", "cpu"):
         run = {"stage": stage, "device": device, **how}

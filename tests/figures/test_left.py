@@ -9,7 +9,7 @@ import numba_flash as nf
 from numba_flash.blocks import Blocks
 from numba_flash.engine.model import DYNAMIC_SHARED, REGISTERS
 from numba_flash.figures import command, left
-from numba_flash.stages import STAGES
+from numba_flash.stages import PORTABLE
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_papers_numbers_are_those_of_the_paper(figures):
 def test_the_stages_are_the_prediction_in_2_bytes(n, d, heads, batch):
     sizes = {"n": n, "d": d, "heads": heads, "batch": batch}
     found = left.compute(**sizes, run=False)["stages"]
-    assert list(found) == [*STAGES, "flash2, atomics"]
+    assert list(found) == [*PORTABLE, "flash2, atomics"]
     for name, row in found.items():
         how = {**sizes, "deterministic": name != "flash2, atomics"}
         stage = name.partition(",")[0]
@@ -217,7 +217,7 @@ def test_each_stage_is_counted_at_one_head(run):
     assert (status, err) == (0, "")
     found = json.loads(run("left --n 3000 --heads 2 --json")[1])
     assert found["equal"] is True and found["device"] == "cpu" and found["times"] is None
-    assert list(found["counted"]) == [*STAGES, "flash2, atomics"]
+    assert list(found["counted"]) == [*PORTABLE, "flash2, atomics"]
     for name, row in found["counted"].items():
         stage, deterministic = left.VARIANTS[name]
         expected = nf.predict(stage, n=64, d=8, direction="both", deterministic=deterministic).elements
@@ -260,7 +260,7 @@ def gpu(monkeypatch):
 
     def times(sizes, passes):
         asked["times"] = sizes, passes
-        ms = dict(zip(STAGES, (400, 90, 80, 70, 30, 33.5), strict=True))
+        ms = dict(zip(PORTABLE, (400, 90, 80, 70, 30, 33.5), strict=True))
         seconds = {f"{name} {part}": spread(x) for name, x in ms.items() for part in ("forward", "both")}
         seconds["flash2, atomics both"] = spread(99)
         for part in ("forward", "both"):
@@ -270,7 +270,7 @@ def gpu(monkeypatch):
 
     def dram(sizes, stages):
         asked["dram"] = sizes, list(stages)
-        gb = dict(zip(STAGES, (90, 20, 20, 8, 3, 2), strict=True))
+        gb = dict(zip(PORTABLE, (90, 20, 20, 8, 3, 2), strict=True))
         moved = {name: {"read": x * 10**9 - 7, "written": 7, "kernels": {}} for name, x in gb.items()}
         return {"bytes": moved, "why": {}}
 
@@ -285,10 +285,10 @@ def test_the_gpus_page(run, gpu):
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     lines = [line.split() for line in out.splitlines()]
-    bytes_of = {name: left.size(nf.predict(name, **left.PAPER).total_bytes).split() for name in STAGES}
+    bytes_of = {name: left.size(nf.predict(name, **left.PAPER).total_bytes).split() for name in PORTABLE}
     assert ["naive", *bytes_of["naive"], "90.0", "GB", "-", "-", "-"] in lines
     assert ["tiled", *bytes_of["tiled"], "20.0", "GB", "90", "90", "81", "to", "99"] in lines
-    assert [line[0] for line in lines if line[1:3] in bytes_of.values() and len(line) > 6] == list(STAGES)
+    assert [line[0] for line in lines if line[1:3] in bytes_of.values() and len(line) > 6] == list(PORTABLE)
     out = words(out)
     assert "DRAM bytes: not less in online_softmax, 20.0 GB, than in tiled, 20.0 GB." in out
     assert "The time of the forward pass: not less in register_tiled, 33.5 ms, than in flash2, 30 ms." in out
@@ -300,24 +300,24 @@ def test_what_is_asked_of_the_gpu(run, gpu):
     run("left --measure --batch 2")
     sizes, passes = gpu["times"]
     assert sizes == left.PAPER | {"batch": 2}
-    assert list(passes) == [f"{name} {part}" for name in STAGES for part in ("forward", "both")] + [
+    assert list(passes) == [f"{name} {part}" for name in PORTABLE for part in ("forward", "both")] + [
         "flash2, atomics both"
     ]
     assert passes["flash2, atomics both"] == {"stage": "flash2", "direction": "both", "deterministic": False}
-    assert gpu["dram"] == (sizes, list(STAGES))
+    assert gpu["dram"] == (sizes, list(PORTABLE))
     gpu.clear()
     run("left")
     assert list(gpu) == ["times"]
 
 
 def test_a_measurement_that_fails_is_exit_status_1_after_the_page(run, gpu, monkeypatch, tmp_path):
-    why = dict.fromkeys(STAGES, "nothing was measured: this user may not read the GPU's counters")
+    why = dict.fromkeys(PORTABLE, "nothing was measured: this user may not read the GPU's counters")
     monkeypatch.setattr(left.runs, "dram", lambda sizes, stages: {"bytes": {}, "why": why})
     status, out, err = run(f"left --measure --csv {tmp_path}/left.csv")
     assert status == 1
     assert err == f"python -m numba_flash figures: error: {why['naive']}\n"
     assert "tiled" in out and "On the GPU" in out and "90" in out
-    assert f"DRAM not measured: {', '.join(STAGES)}. nothing was measured: this user may not" in words(out)
+    assert f"DRAM not measured: {', '.join(PORTABLE)}. nothing was measured: this user may not" in words(out)
     assert (tmp_path / "left.csv").exists()
 
 

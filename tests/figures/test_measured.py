@@ -21,7 +21,7 @@ PEAK, CLOCK = 4.8e12, 1.98e9  # of an H200: bytes/s of DRAM (datasheet), cycles/
 
 
 def test_the_stages_and_their_kernels():
-    assert list(KERNELS) == list(TIMES) == list(nf.STAGES)
+    assert list(KERNELS) == list(TIMES) == list(nf.stages.PORTABLE)
     for stage, kernels in KERNELS.items():
         assert list(kernels) == list(nf.predict(stage, **left.PAPER).kernels)
         assert sum(one.ms for one in kernels.values()) == pytest.approx(TIMES[stage][0], rel=0.05)

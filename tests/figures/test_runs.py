@@ -13,7 +13,7 @@ from numba_flash.engine.launch import Device
 from numba_flash.errors import KernelError, OutOfMemory
 from numba_flash.figures import common, runs
 from numba_flash.hbm import profiler
-from numba_flash.stages import STAGES
+from numba_flash.stages import PORTABLE
 from numba_flash.timing import interleaved
 
 SIZES = {"n": 32, "d": 8, "heads": 2, "batch": 3}
@@ -163,7 +163,7 @@ def test_too_many_heads_are_told(gpu):
 
 
 def test_the_launches_of_a_forward_pass_are_the_kernels_of_its_prediction():
-    for stage in STAGES:
+    for stage in PORTABLE:
         q, k, v = testing.inputs((9, 4), (9, 4))
         with nf.ledger() as bill:
             nf.attention(q, k, v, stage=stage, device="cpu")
@@ -218,9 +218,9 @@ def test_what_fails_twice_is_not_tried_again(gpu):
         raise KernelError("nothing was measured: this user may not read the GPU's counters")
 
     gpu.setattr(profiler, "measure", measure)
-    found = runs.dram(SIZES, STAGES)
+    found = runs.dram(SIZES, PORTABLE)
     assert tried == ["naive", "tiled"]
-    assert found["bytes"] == {} and list(found["why"]) == list(STAGES)
+    assert found["bytes"] == {} and list(found["why"]) == list(PORTABLE)
     assert set(found["why"].values()) == {"nothing was measured: this user may not read the GPU's counters"}
 
 

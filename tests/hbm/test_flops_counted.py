@@ -92,7 +92,7 @@ report = {}
 MASKS = (0, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1)
 FILLED_UP = 7, 11, 37, (6, 9)
 SIZES = (5, 7, 3, (4, 4)), (1, 3, 2, (2, 2)), (3, 0, 2, (2, 2)), (9, 5, 2, (4, 3))
-for stage in nf.STAGES:
+for stage in nf.stages.PORTABLE:
     module = importlib.import_module(f"numba_flash.stages.{stage}")
     for other in modules():
         other.math, other.max = fake, once(max)

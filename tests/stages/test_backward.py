@@ -55,7 +55,7 @@ def test_bill_equals_the_closed_form(stage, blocks, deterministic, size):
         assert predicted == bill
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_the_forward_pass_has_lines_of_its_own(stage):
     square = stage in ("tiled", "online_softmax")
     both, forward = (
@@ -130,7 +130,7 @@ def test_m_and_l_lose_nothing_where_lse_does(stage, score):
         assert error[True] > 1e-5 * np.abs(truth[at]).max()
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_central_differences(stage):
     """The derivative of Σ(out ∘ dout) along a random direction, from two forward passes in float64."""
     q, k, v, dout = inputs(4, 2, 9, 7, 5, np.float64)
@@ -145,7 +145,7 @@ def test_central_differences(stage):
         assert (values[0] - values[1]) / (2 * h) == pytest.approx((gradient * direction).sum(), abs=1e-8, rel=1e-8)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_twenty_runs_give_the_same_bits(stage):
     q, k, v, dout = inputs(2, 1, 70, 67, 16, np.float32)
     first = nf.attention_backward(q, k, v, dout, stage=stage)
@@ -175,7 +175,7 @@ def test_the_order_of_the_blocks(deterministic):
 
 def test_shared_heads_add_up():
     q, k, v, dout = inputs(6, 2, 9, 7, 4, np.float64)
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         dq, dk, dv = nf.attention_backward(q, k, v, dout, stage=stage)
         alone = [nf.attention_backward(q[h], k[h // 3], v[h // 3], dout[h], stage=stage) for h in range(6)]
         np.testing.assert_allclose(dq, [a[0] for a in alone], rtol=1e-12)
@@ -185,7 +185,7 @@ def test_shared_heads_add_up():
 
 def test_batches_are_heads():
     q, k, v, dout = (x.reshape(2, -1, *x.shape[1:]) for x in inputs(8, 4, 9, 7, 4, np.float32))
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         out, lse = nf.attention(q, k, v, stage=stage, return_lse=True)
         gradients = nf.attention_backward(q, k, v, dout, out=out, lse=lse, stage=stage)
         assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
@@ -194,7 +194,7 @@ def test_batches_are_heads():
             assert all(np.array_equal(x[b], y) for x, y in zip(gradients, one, strict=True))
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_nothing_to_attend_to(stage):
     q, k, v, dout = inputs(2, 1, 5, 0, 4, np.float32)
     dq, dk, dv = nf.attention_backward(q, k, v, dout, stage=stage)

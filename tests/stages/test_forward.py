@@ -18,7 +18,7 @@ BLOCKS = {
     "flash2": [None, (7, 5), (33, 8)],
     "register_tiled": [None, (3, 5)],
 }
-CONFIGURATIONS = [(stage, blocks) for stage in nf.STAGES for blocks in BLOCKS[stage]]
+CONFIGURATIONS = [(stage, blocks) for stage in nf.stages.PORTABLE for blocks in BLOCKS[stage]]
 
 
 def inputs(H, G, N, N_k, d, dtype, seed=0):
@@ -42,7 +42,7 @@ def test_bill_equals_the_closed_form(stage, blocks, size):
 
 def test_bill_of_float64_has_8_bytes_an_element():
     q, k, v = inputs(1, 1, 9, 9, 4, np.float64)
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         with nf.ledger() as bill:
             nf.attention(q, k, v, stage=stage)
         assert bill == nf.predict(stage, n=9, d=4, dtype="float64")
@@ -84,7 +84,7 @@ def test_scores_that_overflow_to_minus_infinity(stage, first):
     np.testing.assert_allclose(lse, np.log(4), rtol=1e-6)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 @pytest.mark.parametrize("what", [np.nan, np.inf])
 def test_no_number_in_no_number_out(stage, what):
     """A row whose output is NaN does not pass for one with a finite lse."""
@@ -102,7 +102,7 @@ def test_batches_are_heads():
         rng.standard_normal((2, 4, 9, 5)).astype(np.float32),
         *rng.standard_normal((2, 2, 2, 7, 5)).astype(np.float32),
     )
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         out, lse = nf.attention(q, k, v, stage=stage, return_lse=True)
         assert (out.shape, lse.shape) == (q.shape, q.shape[:-1])
         for b in range(2):

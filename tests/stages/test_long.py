@@ -58,7 +58,7 @@ def passes(stage, size):
     return [entry.forward, *filter(None, [entry.backward, entry.backward_atomic] if size != "queries" else [])]
 
 
-CASES = [(stage, size) for stage in nf.STAGES for size in SIZES
+CASES = [(stage, size) for stage in nf.stages.PORTABLE for size in SIZES
          if size == "heads" or ((size == "queries") == nf.STAGES[stage].fused and stage != "flash")]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_more_queries_than_a_grid_has_blocks(stage):
 
 
 @pytest.mark.skipif(nf.device().name != "gpu", reason="needs a GPU")
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_real_memory_beyond_31_bits(stage):
     """Q and O of more than 2³¹ elements: the last head is right, forward and backward."""
     H, N, N_k, d = 65_535, 129, 33, 256

@@ -22,7 +22,7 @@ FEATURES = {  # causal, key mask, dropout, block mask
 }  # fmt: skip
 TILES = {"naive": [None], "tiled": [4], "online_softmax": [5], "flash": [None, (5, 3)], "flash2": [None, (5, 3)],
          "register_tiled": [(5, 9)]}  # fmt: skip
-CONFIGURATIONS = [(stage, blocks) for stage in nf.STAGES for blocks in TILES[stage]]
+CONFIGURATIONS = [(stage, blocks) for stage in nf.stages.PORTABLE for blocks in TILES[stage]]
 WITH = [
     (stage, blocks, name) for stage, blocks in CONFIGURATIONS for name, feature in FEATURES.items()
     if not feature[3] or (stage, blocks) == ("flash2", (5, 3))
@@ -157,7 +157,7 @@ def test_central_differences(stage, feature):
         assert (up - down) / (2 * h) == pytest.approx((gradient * step).sum(), abs=1e-8, rel=1e-8)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_no_key_at_all(stage):
     q, k, v, dout, _ = inputs((1, 2, 1, 9, 7, 4), "causal", np.float32)
     nothing = np.zeros((1, 7), bool)
@@ -167,7 +167,7 @@ def test_no_key_at_all(stage):
         assert all(np.array_equal(x, np.zeros_like(x)) for x in (out, *gradients))
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_hidden_keys_weigh_nothing(stage):
     """Scores of -20,000: a hidden key with any finite score above them would have all the weight."""
     q, k = np.full((3, 4), 100, np.float32), np.full((5, 4), -50, np.float32)
@@ -196,7 +196,7 @@ def test_hidden_tiles_change_no_bit(stage):
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_a_hidden_key_has_no_weight_beside_scores_far_below(stage):
     """Every live score is about −2·10⁹: to a mask of −10⁹ the hidden key would be all there is."""
     q = np.full((3, 4), -(2.0**15), np.float32)
@@ -278,7 +278,7 @@ def test_patterns_are_block_masks(pattern):
     np.testing.assert_allclose(nf.attention(q, k, v, **how), reference.attention(q, k, v, **how)[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_one_generator_for_all(stage):
     """V = 1 column by column shows Z ∘ P, dO likewise Z ∘ P in dV: the same Z for any stage, tiles, pass and dtype."""
     H, N, N_k = 3, 19, 23
@@ -302,7 +302,7 @@ def test_one_generator_for_all(stage):
 
 def test_dropout_leaves_lse_alone_and_half_a_seed_is_another():
     q, k, v, _, _ = inputs((1, 2, 1, 20, 20, 16), "causal", np.float32)
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         plain, dropped, other = (
             nf.attention(q, k, v, stage=stage, return_lse=True, dropout_p=p, seed=seed)
             for p, seed in ((0.0, 3), (0.5, 3), (0.5, 3 + 2**32))
@@ -315,7 +315,7 @@ def test_dropout_leaves_lse_alone_and_half_a_seed_is_another():
 
 def test_what_dropout_costs():
     """Two more matrices for the standard stages, one of bytes; nothing for the flash stages."""
-    for stage in nf.STAGES:
+    for stage in nf.stages.PORTABLE:
         for direction in ("forward", "backward", "both"):
             without, with_it = (
                 nf.predict(stage, n=64, d=16, direction=direction, dropout_p=p, dtype="float32") for p in (0, 0.1)

@@ -44,7 +44,7 @@ def test_the_record_sees_the_matrices_of_the_others(stage):
     assert backward.count(N * N_K) == 4  # S, P, dP, dS
 
 
-@pytest.mark.parametrize("stage", nf.STAGES)
+@pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 def test_what_is_kept_is_what_is_said(stage):
     """What the forward kernels store and the backward kernels load, beside O, which attention returns."""
     said = kept(stage, n=N, n_k=N_K, heads=3)

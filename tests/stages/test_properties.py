@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import numba_flash as nf
 from numba_flash import reference
 
-stages = pytest.mark.parametrize("stage", nf.STAGES)
+stages = pytest.mark.parametrize("stage", nf.stages.PORTABLE)
 TILES = {
     "naive": None,
     "tiled": 4,
