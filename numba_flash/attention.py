@@ -85,8 +85,8 @@ def attention(
     if key_mask is None and block_mask is None:
         known = _known((q, k, v), (stage, scale, causal, dropout_p, seed, split_kv, blocks, return_lse), device)
         if known in _settled:
-            run, *shapes = _settled[known]
-            O, L = run(*map(engine.reshaped, (q, k, v), shapes))
+            run, numbers, *shapes = _settled[known]
+            O, L = run(*map(engine.reshaped, (q, k, v), shapes), *numbers)
             out = engine.reshaped(O, q.shape)
             return (out, engine.reshaped(L, q.shape[:-1])) if return_lse else out
     check_stage(stage, (*STAGES, AUTO))
@@ -117,16 +117,16 @@ def attention(
         O, L = engine.empty((H, 0, d), dtype, place), engine.empty((H, 0), lse_dtype(dtype), place)
     else:
         Q, K, V = (_as_heads(operand, place) for operand in operands)
-        how = {"scale": scale, "mask": mask, "blocks": blocks, "device": place}
+        how = {"mask": mask, "blocks": blocks, "device": place}
         if splits:
-            run = partial(STAGES[stage].forward_split, splits=splits, **how)
+            run, numbers = partial(STAGES[stage].forward_split, **how), (scale, splits)
         else:
-            run = partial(STAGES[stage].forward, return_lse=bool(return_lse), **how)
-        O, L = run(Q, K, V)
+            run, numbers = partial(STAGES[stage].forward, return_lse=bool(return_lse), **how), (scale,)
+        O, L = run(Q, K, V, *numbers)
         if known:
             if len(_settled) == SETTLED:
                 _settled.clear()
-            _settled[known] = run, Q.shape, K.shape, V.shape
+            _settled[known] = run, numbers, Q.shape, K.shape, V.shape
     q = operands[0]
     out = _result(O, q.shape, q)
     return (out, _result(L, q.shape[:-1], q)) if return_lse else out
@@ -222,7 +222,7 @@ AUTO = "auto"
 
 
 SETTLED = 1000  # more kinds of calls than that are rare
-_settled = {}  # a kind of call, as `_known` describes it -> what runs it, and the shapes of Q, K and V
+_settled = {}  # a kind of call, as `_known` describes it -> what runs it, with which numbers, on which shapes
 
 
 def _known(arrays, flags, device):
