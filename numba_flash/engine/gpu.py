@@ -235,7 +235,7 @@ def _on_device(value):
 
 _SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
 _SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
-_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (what is compiled, how to launch)}
+_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (library, function, how to launch)}
 
 
 def again(kernel, shape, args):
@@ -246,12 +246,12 @@ def again(kernel, shape, args):
     """
     global _launched
     try:
-        compiled, config = _plans[kernel][(shape, *map(_kind, args))]
+        library, function, config = _plans[kernel][(shape, *map(_kind, args))]
     except (KeyError, TypeError):  # not remembered; what cannot be, such as a grid that is a list
         return False
     _launched = kernel
     try:
-        launch(_stream(), config, compiled.library.get_cufunc().kernel, *_laid_out(args))
+        launch(_stream(), config, (function or library.get_cufunc()).kernel, *_laid_out(args))
     except Exception:
         with explained(kernel):
             raise
@@ -267,7 +267,8 @@ def remember(kernel, shape, grid, block, args):
             plans = _plans.setdefault(kernel, {})
             if len(plans) == PLANS:
                 plans.clear()
-            plans[(shape, *kinds)] = compiled, LaunchConfig(grid=grid, block=block, shmem_size=0)
+            function = compiled.library.get_cufunc() if len(cuda.gpus) == 1 else None  # it belongs to one GPU
+            plans[(shape, *kinds)] = compiled.library, function, LaunchConfig(grid=grid, block=block, shmem_size=0)
 
 
 def _kind(value):
