@@ -4,8 +4,8 @@
     def ldmatrix(address: u32) -> vector(u32, 4):
         '''What it does, and where the PTX ISA manual has it.'''
 
-The text is PTX; `$name` stands for the operand of that name, `$result` for what is returned. Annotations say what an
-operand is: a number (u32, i32, u64, i64, f32), a `vector` (a tuple in the kernel, braces in PTX), registers of a local
+The text is PTX; `$name` stands for the operand of that name, `$result` for what is returned, `$name[0]` for the first
+of several registers. Annotations say what an operand is: a number (u32, i32, u64, i64, f32), a `vector` (a tuple in the kernel, braces in PTX), registers of a local
 array that are read (`reads`), written (`writes`) or both (`updates`), or a number in the text itself (`immediate`).
 Numbers that a kernel passes are converted to the annotated type. Labels and registers that the text declares belong
 between { and }, so that the text can occur twice.
@@ -16,12 +16,13 @@ import re
 from typing import NamedTuple
 
 from llvmlite import ir
+from numba import cuda
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 
 u32, i32, u64, i64, f32 = types.uint32, types.int32, types.uint64, types.int64, types.float32
 _LLVM = {u32: ir.IntType(32), i32: ir.IntType(32), u64: ir.IntType(64), i64: ir.IntType(64), f32: ir.FloatType()}
-_LETTER = {u32: "r", i32: "r", u64: "l", i64: "l", f32: "f"}
+_LETTER = {u32: "r", i32: "r", u64: "l", i64: "l", f32: "f", None: "n"}
 
 
 class vector(NamedTuple):
@@ -32,7 +33,7 @@ class vector(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """The first `count` elements of a local array, which the compiler keeps in registers if each index is a constant."""
+    """The first `count` elements of a local array; the compiler keeps them in registers if each index is a constant."""
 
     of: types.Type
     count: int
@@ -52,7 +53,8 @@ def updates(of, count):
     return Registers(of, count, True, True)
 
 
-immediate = object()  # a constant of the kernel's source or closure, written into the text
+device = cuda.jit(device=True, inline="always")  # a device function whose calls are replaced by its body
+immediate = object()  # a number that the compiler knows once it has unrolled the loops; it is written into the text
 
 
 def instruction(text, *, pure=False):
@@ -69,7 +71,7 @@ def instruction(text, *, pure=False):
         returned = None if returned is signature.empty else returned
 
         def typing(typingctx, *given):
-            expected = [_type_of(operand, ty, function) for operand, ty in zip(operands, given, strict=True)]
+            expected = [_type_of(operand, ty) for operand, ty in zip(operands, given, strict=True)]
             if None in expected:
                 return None
 
@@ -88,9 +90,9 @@ def instruction(text, *, pure=False):
     return make
 
 
-def _type_of(operand, given, function):
+def _type_of(operand, given):
     if operand is immediate:
-        return given if isinstance(given, types.IntegerLiteral) else None
+        return i32
     if isinstance(operand, vector):
         return types.UniTuple(*operand)
     if isinstance(operand, Registers):
@@ -112,8 +114,6 @@ def _issue(context, builder, sig, values, names, operands, returned, text, pure)
             into.append((_elements(context, builder, ty, value, operand.count), places[name][0]))
     constraints = ["=" + _LETTER[of] for of in outputs]
     for name, operand, ty, value in zip(names, operands, sig.args, values):
-        if operand is immediate:
-            continue
         if isinstance(operand, Registers):
             if not operand.read:
                 continue
@@ -121,23 +121,22 @@ def _issue(context, builder, sig, values, names, operands, returned, text, pure)
         elif isinstance(operand, vector):
             read, of = list(cgutils.unpack_tuple(builder, value)), operand.of
         else:
-            read, of = [value], operand
+            read, of = [value], None if operand is immediate else operand
         tied = name in places
         if not tied:
             first = len(outputs) + len(inputs)
-            places[name] = (list(range(first, first + len(read))), not isinstance(operand, types.Type))
+            places[name] = (list(range(first, first + len(read))), isinstance(operand, vector | Registers))
         constraints += [str(n) for n in places[name][0]] if tied else [_LETTER[of]] * len(read)
         inputs += read
 
     def written(match):
-        name = match[1]
-        if name not in places:
-            return str(sig.args[names.index(name)].literal_value)
-        numbers, braces = places[name]
+        numbers, braces = places[match[1]]
+        if match[2]:
+            return f"${numbers[int(match[2])]}"
         listed = ", ".join(f"${n}" for n in numbers)
         return "{" + listed + "}" if braces else listed
 
-    body = re.sub(r"\$([A-Za-z_]\w*)", written, text)
+    body = re.sub(r"\$([A-Za-z_]\w*)(?:\[(\d+)\])?", written, text)
     if not pure:
         constraints.append("~{memory}")
     llvm = [_LLVM[of] for of in outputs]
