@@ -1,7 +1,8 @@
 """Copies between global memory and a block: asynchronous, 16 bytes at a time, and stores of pairs and of 16 bytes.
 
 Stores and loads take the array and the indices of the element that they begin with, and count the elements that are
-moved where a ledger is open; who copies by `cp_async_16` counts. Addresses in shared memory are those of `inline.shared_address`.
+moved where a ledger is open; who copies by `cp_async_16` counts. Addresses in shared memory are those of
+`inline.shared_address`.
 """
 
 from numba.cuda import cgutils, types

@@ -5,10 +5,10 @@
         '''What it does, and where the PTX ISA manual has it.'''
 
 The text is PTX; `$name` stands for the operand of that name, `$result` for what is returned, `$name[0]` for the first
-of several registers. Annotations say what an operand is: a number (u32, i32, u64, i64, f32), a `vector` (a tuple in the kernel, braces in PTX), registers of a local
-array that are read (`reads`), written (`writes`) or both (`updates`), or a number in the text itself (`immediate`).
-Numbers that a kernel passes are converted to the annotated type. Labels and registers that the text declares belong
-between { and }, so that the text can occur twice.
+of several registers. Annotations say what an operand is: a number (u32, i32, u64, i64, f32), a `vector` (a tuple in the
+kernel, braces in PTX), registers of a local array that are read (`reads`), written (`writes`) or both (`updates`), or a
+number in the text itself (`immediate`). Numbers that a kernel passes are converted to the annotated type. Labels and
+registers that the text declares belong between { and }, so that the text can occur twice.
 """
 
 import inspect

@@ -74,8 +74,8 @@ def make_softmax(ROWS, Bc):
 def make_masking(ROWS, Bc, masked, seen):
     """What a warp does about keys that are not to be seen; i: its first query, aligned as in `masks`.
 
-    is_whole(i, j, keys): whether query i, and so each after it, sees all of tile j. mask_tile(S_ij, mask, b, i, j, keys):
-    −∞ for what is not seen; of `keys` and on, nothing is.
+    is_whole(i, j, keys): whether query i, and so each after it, sees all of tile j.
+    mask_tile(S_ij, mask, b, i, j, keys): −∞ for what is not seen; of `keys` and on, nothing is.
     """
     from ..ptx.inline import device
     from ..ptx.tiles import column_of, row_of
