@@ -175,9 +175,14 @@ def make_forward(Br, Bc, d, kind, masked, seen):
     return tensor_core
 
 
-def as_bits(array):
-    """An array of 2-byte elements as uint16, and how PTX calls its type."""
-    return array.view(np.uint16), "f16" if array.dtype == np.float16 else "bf16"
+def kind_of(array):
+    """How PTX calls the type of an array's elements."""
+    return "f16" if array.dtype == np.float16 else "bf16"
+
+
+def empty_like(array, device):
+    """A new array of 2-byte elements, all NaN: of float16 and of bfloat16 alike, since every bit is 1."""
+    return empty(array.shape, np.float16, device).view(array.dtype)
 
 
 def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=None):
@@ -189,9 +194,9 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     H, N, d = Q.shape
     Br, Bc = blocks or DEFAULT[d]
     mask = mask or no_mask(device)
-    O, L = empty((H, N, d), np.float16, device), empty((H, N), np.float32, device)
-    (Q, kind), (K, _), (V, _) = map(as_bits, (Q, K, V))
-    kernel = make_forward(Br, Bc, d, kind, int(mask.masked), mask.seen)
-    arguments = Q, K, V, mask.keys, O.view(np.uint16), L, np.float32(scale)
+    O, L = empty_like(Q, device), empty((H, N), np.float32, device)
+    kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen)
+    Q_bits, K_bits, V_bits, O_bits = (array.view(np.uint16) for array in (Q, K, V, O))
+    arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, np.float32(scale)
     launch(kernel, (tiles(N, Br), H), THREADS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
     return O, L
