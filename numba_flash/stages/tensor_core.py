@@ -108,7 +108,7 @@ def make_forward(Br, Bc, d, kind, masked, seen):
     from ..ptx.numbers import make_pack
     from ..ptx.tiles import clear, column_of, make_load_tile, make_products, row_of
 
-    ROWS, KEYS, COLUMNS = Br // THREADS * 2, Bc // 8, d // 8
+    ROWS, KEYS, COLUMNS = Br // (16 * WARPS), Bc // 8, d // 8
     Q_BYTES, K_BYTES = 2 * Br * d, 2 * Bc * d
     load_Q, load_K = make_load_tile(Br, d, THREADS), make_load_tile(Bc, d, THREADS)
     rows_by_rows, rows_by_columns = make_products(kind, ROWS, Bc, d)
