@@ -39,3 +39,8 @@ def make_unpack(kind):
         """(low, high)."""
 
     return unpack
+
+
+@instruction("lg2.approx.ftz.f32 $result, $x;", pure=True)
+def lg2(x: f32) -> f32:
+    """log₂ x, to 2^-22 (absolute for x from 0.5 to 2, else relative); −∞ for 0, under fastmath too. PTX ISA, "lg2"."""
