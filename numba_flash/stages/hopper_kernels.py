@@ -7,14 +7,13 @@ import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from ..ptx import mbarrier, registers, ring, tma, wgmma
-from ..ptx.inline import shared_address
+from ..ptx.inline import device, shared_address
 from ..ptx.numbers import ex2, lg2, make_pack
 from ..ptx.stmatrix import stmatrix_x4
 
 ALL = 0xFFFFFFFF                                             # the lanes of a warp
 NEVER = -1e30                                                # an unseen key's score: fastmath has no −∞
 LEAST = -5e29                                                # the first maximum: without keys, P = 0 and l = 0
-inline = cuda.jit(device=True, inline="always")
 
 
 @cache
@@ -23,7 +22,7 @@ def make_softmax(Bc, scaled, lazy):
     GROUPS = Bc // 8
     SCORES = Bc // 2
 
-    @inline
+    @device
     def raise_maxima(S, m, old, scale):
         """m: each row's maximum, this block included. old: the factors for what was summed under the ones before."""
         m_new = cuda.local.array(2, float32)
@@ -42,7 +41,7 @@ def make_softmax(Bc, scaled, lazy):
             old[r] = ex2((m[r] - m_new[r]) * scale)
             m[r] = m_new[r]
 
-    @inline
+    @device
     def exponentials(S, m, l, scale, first, last):
         """In place, P = 2^((S − m) · scale) for the groups of columns from `first` to `last`; l grows by their sums."""
         for c in range(first, last):
@@ -54,7 +53,7 @@ def make_softmax(Bc, scaled, lazy):
                 S[4 * c + 2 * r] = p0
                 S[4 * c + 2 * r + 1] = p1
 
-    @inline
+    @device
     def scale_first(S, scale):
         """Where `scaled`, S becomes scale · S; elsewhere the exponential scales, at no cost."""
         if scaled:
@@ -70,7 +69,7 @@ def make_hide(Bc, causal, masked):
     GROUPS = Bc // 8
     WORDS = Bc // 32
 
-    @inline
+    @device
     def hide(S, mask, b, j, row, lane, N, N_k):
         seen_by_all = int32(min(N_k, row + 1 + N_k - N)) if causal else N_k
         first = j * Bc + 2 * (lane % 4)                      # this thread's first column
@@ -105,7 +104,7 @@ def make_finish(d, dtype):
     pack = make_pack(dtype)
     store_O = tma.make_store(16)
 
-    @inline
+    @device
     def finish(O_i, m, l, O, L, O_map, h, row, N, rows, scale):
         lane = registers.lane_now()
         share = cuda.local.array(2, float32)
@@ -144,7 +143,7 @@ def make_finish(d, dtype):
 def make_blocks(Br, Bc, causal):
     """blocks(i, N, N_k): blocks of keys that the tile from query i on visits; 1 where it sees none: a step."""
 
-    @inline
+    @device
     def blocks(i, N, N_k):
         seen = min(N_k, i + Br + N_k - N) if causal else N_k
         return int32(max(1, (seen + Bc - 1) // Bc))
@@ -162,7 +161,7 @@ def make_produce(plan, causal):
     load_Q, load_K = tma.make_load(Br), tma.make_load(Bc)
     blocks = make_blocks(Br, Bc, causal)
 
-    @inline
+    @device
     def produce(start, taken, Q, K, V, maps, queue, launch, together):
         N, N_k = int32(Q.shape[1]), int32(K.shape[1])
         H, Tr = uint32(Q.shape[0]), uint32((Q.shape[1] + Br - 1) // Br)
@@ -235,11 +234,11 @@ def make_consume(plan, dtype, causal, masked, hide_all, scaled):
     blocks = make_blocks(Br, Bc, causal)
     pack = make_pack(dtype)
 
-    @inline
+    @device
     def describe(kind, address):
         return int64(kind) | int64(uint32(address) >> uint32(4))
 
-    @inline
+    @device
     def products(S, O_i, P, Q_i, start, n, g, thread):
         """Issue S = Q_i K_jᵀ of step n and O_i += P V_j of the step before; wait for S."""
         ring.wait_full(start, KS, n)
@@ -254,7 +253,7 @@ def make_consume(plan, dtype, causal, masked, hide_all, scaled):
         if thread == 0:
             ring.release(start, KS, n)
 
-    @inline
+    @device
     def next_tile(start, taken, t, g, warp, N, N_k):
         """Waits for tile t of Q -> its first query, its head, this warp's first query, blocks of keys, Q_i."""
         ring.wait_full(start, QS, t)
@@ -262,35 +261,35 @@ def make_consume(plan, dtype, causal, masked, hide_all, scaled):
         Q_i = describe(DESCRIPTOR_K, ring.slot(start, QS, t) + g * 64 * 128)
         return i, h, int32(i + 64 * g + 16 * warp), blocks(i, N, N_k), Q_i
 
-    @inline
+    @device
     def begin(m, l):
         for r in range(2):
             m[r] = float32(LEAST)
             l[r] = float32(0)
 
-    @inline
+    @device
     def copy(m, l, m_done, l_done):
         for r in range(2):
             m_done[r] = m[r]
             l_done[r] = l[r]
 
-    @inline
+    @device
     def clear(O_i):
         for x in range(OUTPUTS):
             O_i[x] = float32(0)
 
-    @inline
+    @device
     def rescale(O_i, old):
         if not LAZY or cuda.any_sync(ALL, min(old[0], old[1]) < float32(1)):
             for x in range(OUTPUTS):
                 O_i[x] *= old[x // 2 % 2]
 
-    @inline
+    @device
     def round_P(S, P):
         for x in range(WORDS):
             P[x] = pack(S[2 * x], S[2 * x + 1])
 
-    @inline
+    @device
     def consume(start, taken, g, mask, maps, O, L, N_k, scale_log2):
         thread = cuda.threadIdx.x % 128
         warp = cuda.shfl_sync(ALL, thread // 32, 0)          # one value for all lanes, and the compiler knows it

@@ -312,13 +312,14 @@ def make_wait(count, pending):
 
 def source(plan, causal, masked, hide_all, scaled):
     """The kernel, of the package's source, with all this in the place of numba.cuda and of the instructions."""
-    cuda = Threads()
+    cuda, device = Threads(), lambda function: function
     types = {"float32": float, "int32": int, "int64": int, "uint32": lambda x: int(x) & 0xFFFFFFFF}
-    ring = execute("ptx/ring.py", cuda=cuda, mbarrier=mbarrier)
+    ring = execute("ptx/ring.py", device=device, mbarrier=mbarrier)
     kernels = execute(
         "stages/hopper_kernels.py",
         **types,
         cuda=cuda,
+        device=device,
         mbarrier=mbarrier,
         registers=registers,
         ring=SimpleNamespace(**ring),
