@@ -17,6 +17,13 @@ The groups take turns to issue. The first step of a tile issues the last product
 blocks as multiprocessors; each takes tiles from a queue until none is left. A tile's blocks run from the last to the
 first, so that the blocks that causality cuts come first, and among tiles those with the most blocks come first.
 
+What each barrier waits for, in each of its phases:
+
+    Q full, K full, V full   1 arrival, the producer's, and the bytes of the tile
+    Q empty                  4 arrivals a consumer: of a lane of each warp, since each warp reads which tile it is, too
+    K empty, V empty         1 arrival a consumer: of its thread 0, once S, or O, has been waited for by the group
+    turn of consumer g       256 threads: its own 128, which wait, and the 128 of the group before, which do not
+
 The queue is one counter a launch, of many: launches that run at the same time use different ones, on whatever streams
 they are, and the last block to take a tile sets the counter back to zero. A memset for each launch would be a second
 command on the stream, about 2 µs; a schedule without a queue would cost nothing, but leaves unequal blocks unequal.

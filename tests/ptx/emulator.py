@@ -16,7 +16,9 @@ here = threading.local()  # of each thread: lane, warp, block, groups, pending, 
 
 def to_float(bits, kind):
     bits = np.asarray(bits, np.uint16)
-    return bits.view(np.float16).astype(np.float32) if kind == "f16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    return (
+        bits.view(np.float16).astype(np.float32) if kind == "f16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    )
 
 
 def to_bits(x, kind):

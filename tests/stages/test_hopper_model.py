@@ -76,13 +76,13 @@ def faulty(part, **changes):
 @pytest.mark.parametrize("part", "QKV")
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_wrong_number_of_arrivals_is_found(part, more, monkeypatch):
-    monkeypatch.setattr(hopper_model, "PATIENCE", 2)
+    monkeypatch.setattr(hopper_model, "PATIENCE", 1)
     plan = faulty(part, readers=getattr(hopper.make_plan(128), part).readers + more)
     with pytest.raises((hopper_model.Stuck, AssertionError)):
-        check(1, 1, 385, 385, 128, plan=plan)
+        check(1, 1, 385, 129, 128, plan=plan)
 
 
 def test_a_wrong_number_of_bytes_is_found(monkeypatch):
-    monkeypatch.setattr(hopper_model, "PATIENCE", 2)
+    monkeypatch.setattr(hopper_model, "PATIENCE", 1)
     with pytest.raises((hopper_model.Stuck, AssertionError)):
         check(1, 1, 1, 1, 128, plan=faulty("V", size=hopper.make_plan(128).V.size - 1024))
