@@ -26,7 +26,7 @@ What each barrier waits for, in each of its phases:
 
 The queue is one counter a launch, of many: launches that run at the same time use different ones, on whatever streams
 they are, and the last block to take a tile sets the counter back to zero. A memset for each launch would be a second
-command on the stream, about 2 µs; a schedule without a queue would cost nothing, but leaves unequal blocks unequal.
+command on the stream, some microseconds; a fixed schedule needs no counter, but cannot even out blocks that run late.
 """
 
 import itertools
