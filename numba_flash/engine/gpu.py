@@ -463,9 +463,16 @@ def _pair(context, builder, ty, array, tally):
     return pair._getvalue()
 
 
-def _increment(context, builder, ty, value, column):
-    address = builder.gep(_member(context, builder, ty, value, "tally"), [column])
-    builder.store(builder.add(builder.load(address), _I64(1)), address)
+def add_count(context, builder, ty, value, column, elements):
+    """Where `value` is a counted array, count `elements` (64 bits) more in `column`: LOADS, STORES or ATOMICS."""
+    if isinstance(ty, Counted):
+        address = builder.gep(_member(context, builder, ty, value, "tally"), [column])
+        builder.store(builder.add(builder.load(address), elements), address)
+
+
+def plain_array(context, builder, ty, value):
+    """(type, value) of the array itself, which is counted or not."""
+    return (ty.array, _member(context, builder, ty, value, "array")) if isinstance(ty, Counted) else (ty, value)
 
 
 @intrinsic
@@ -507,7 +514,7 @@ def _add_up(typingctx, counted, counters, slot):
 @intrinsic
 def _count(typingctx, a, column):
     def codegen(context, builder, sig, values):
-        _increment(context, builder, sig.args[0], *values)
+        add_count(context, builder, sig.args[0], *values, _I64(1))
         return context.get_dummy_value()
 
     return types.void(a, types.intp), codegen
@@ -592,7 +599,7 @@ def _count_atomic(stub, operands):
     @lower(stub, Counted, *[types.Any] * operands)
     def atomic(context, builder, sig, values):
         counted, *rest = sig.args
-        _increment(context, builder, counted, values[0], _I64(ATOMICS))
+        add_count(context, builder, counted, values[0], _I64(ATOMICS), _I64(1))
         operation = context.get_function(stub, sig.return_type(counted.array, *rest))
         return operation(builder, (_member(context, builder, counted, values[0], "array"), *values[1:]))
 
