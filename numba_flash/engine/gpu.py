@@ -21,6 +21,7 @@ import traceback
 import weakref
 from contextlib import contextmanager
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numba
@@ -87,45 +88,71 @@ def to_device(x):
         return cuda.to_device(x if x.flags.forc else np.ascontiguousarray(x))
 
 
-def empty(shape, dtype):
-    """A device array nobody has written to: floats, bfloat16 (V2) and complex numbers hold NaN (bytes 0xFF), so that a
-    forgotten store shows. Raises OutOfMemory when it does not fit.
+def empties(shapes, dtype):
+    """Device arrays nobody has written to: floats, bfloat16 (V2) and complex numbers hold NaN (bytes 0xFF), so that a
+    forgotten store shows. Small ones lie in one block of memory. Raises OutOfMemory when they do not fit.
     """
-    dtype = np.dtype(dtype)
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+    if not 0 < starts[-1] <= SMALL:
+        return [_large(shape, dtype) for shape in shapes]
+    block = _block(starts[-1])
+    if dtype.kind in "fcV":
+        driver.device_memset(block, 0xFF, starts[-1])
+    return [
+        _array(shape, dtype, block.view(start, start + size) if start else block)
+        for shape, start, size in zip(shapes, starts, sizes, strict=False)
+    ]
+
+
+def _large(shape, dtype):
     nbytes = math.prod(shape) * dtype.itemsize
-    if 0 < nbytes <= SMALL:
-        array = DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=_block(nbytes))
-    else:
-        with _allocating(nbytes):
-            array = cuda.device_array(shape, dtype)
+    with _allocating(nbytes):
+        array = cuda.device_array(shape, dtype)
     if nbytes and dtype.kind in "fcV":
         driver.device_memset(array, 0xFF, nbytes)
     return array
 
 
-SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its array goes, and how many of each size are
+def _array(shape, dtype, memory):
+    return DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=memory)
+
+
+ALIGNED = 256  # bytes; every array begins at a multiple, as the driver's do
+SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its arrays go, and how many of each size are
 
 
 def _block(nbytes):
-    """Memory for a small array, used again when the array is gone.
+    """Memory for small arrays, used again when they are gone.
 
     The driver needs 25 µs for a new block, and to free one it waits for every kernel. A kernel of the default stream
     that still writes to the array that went is finished before the next one begins.
     """
     context = cuda.current_context()
     size = 1 << (nbytes - 1).bit_length()
-    spare = context.extras.setdefault("numba_flash", {}).setdefault(size, [])  # forgotten where the context is reset
+    used, spare = context.extras.setdefault("numba_flash", ({}, {}))  # forgotten where the context is reset
+    blocks = spare.setdefault(size, [])
     try:
-        block = spare.pop()
+        block = blocks.pop()
     except IndexError:
         with _allocating(nbytes):
             block = context.memalloc(size)
+    address = int(block.device_pointer)
 
     def keep():
-        if len(spare) < KEPT:
-            spare.append(block)
+        used.pop(address, None)
+        if len(blocks) < KEPT:
+            blocks.append(block)
 
-    return driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep).own()
+    used[address] = driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep)
+    return used[address].own()
+
+
+def reshaped(array, shape):
+    """A contiguous device array as another with as many elements; Numba's reshape takes three times as long."""
+    if array.shape == shape:
+        return array
+    return _array(shape, array.dtype, array.gpu_data)
 
 
 def to_host(x):
@@ -149,6 +176,7 @@ def _allocating(nbytes):
 # -------------------------------------------------------------------------------------------------------------- launch
 _launched = None  # the kernel launched last: the one to name when a later call meets its failure
 _configuring = threading.Lock()
+PLANS = 1000  # of a kernel; more different grids than that are rare
 
 
 def run(kernel, grid, block, args, shared_bytes, counting):
@@ -177,7 +205,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
         if shared_bytes:
             _opt_in(kernel, launched, values, shared_bytes)
         _launched = kernel
-        _launch(launched, grid, block, shared_bytes, values)
+        _configured(launched, grid, block, shared_bytes)(*values)
         if counting and arrays:
             totals = counters.copy_to_host().sum(axis=1).reshape(-1, 3).tolist()
         for host, device in zip(args, on_device):
@@ -191,7 +219,7 @@ def run(kernel, grid, block, args, shared_bytes, counting):
 
 def _on_device(value):
     if isinstance(value, DeviceNDArray):
-        return _typed(value)
+        return value
     if isinstance(value, np.ndarray):
         array = to_device(value)
         readonly = not value.flags.writeable
@@ -205,56 +233,54 @@ def _on_device(value):
     return array
 
 
-_types = {}  # (dtype, number of axes) of a contiguous array -> Numba's type of it
-
-
-def _typed(array):
-    """The array, with its type: Numba finds it anew for each object, and every reshape makes a new object."""
-    if "_numba_type_" not in vars(array) and array.is_c_contiguous() and 0 not in array.strides:
-        kind = array.dtype, array.ndim
-        if kind in _types:
-            array._numba_type_ = _types[kind]
-        else:
-            _types[kind] = array._numba_type_
-    return array
-
-
-_SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double, int: ctypes.c_int64}
+_SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
 _SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
-_ready = weakref.WeakKeyDictionary()  # kernel -> {kinds of its arguments: what Numba compiled for them}
+_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (what is compiled, how to launch)}
 
 
-def _launch(kernel, grid, block, shared_bytes, values):
-    """kernel[grid, block, 0, shared_bytes](*values), at a quarter of the time from the second launch on.
+def again(kernel, shape, args):
+    """Launch a kernel once more with such a shape and arguments of such kinds, if they are remembered -> whether so.
 
-    What Numba finds out anew in each launch (the type of each value, what was compiled for them, how a value is laid
-    out for the driver) is then known. Values and kernels that are not of the plainest kinds go Numba's way.
+    They were checked then. And what Numba finds out anew in each launch (the type of each value, what was compiled for
+    them, how each is laid out for the driver) is known: it takes a quarter of the time.
     """
-    kinds = tuple(map(_kind, values))
-    ready = _ready.setdefault(kernel, {})
-    if kinds in ready:
-        plan = LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
-        launch(_stream(), plan, ready[kinds].library.get_cufunc().kernel, *_laid_out(values))
-        return
-    _configured(kernel, grid, block, shared_bytes)(*values)
+    global _launched
+    try:
+        compiled, config = _plans[kernel][(shape, *map(_kind, args))]
+    except (KeyError, TypeError):  # not remembered; what cannot be, such as a grid that is a list
+        return False
+    _launched = kernel
+    try:
+        launch(_stream(), config, compiled.library.get_cufunc().kernel, *_laid_out(args))
+    except Exception:
+        with explained(kernel):
+            raise
+    return True
+
+
+def remember(kernel, shape, grid, block, args):
+    """Have `again` launch what `run` has launched; shape: grid and block as they were asked for."""
+    kinds = tuple(map(_kind, args))
     if None not in kinds and not any(kernel.targetoptions.get(name) for name in ("extensions", "debug")):
-        compiled = _compiled(kernel, values)
+        compiled = _compiled(kernel, args)
         if not compiled.cooperative and not compiled.launch_config_sensitive:
-            ready[kinds] = compiled
+            plans = _plans.setdefault(kernel, {})
+            if len(plans) == PLANS:
+                plans.clear()
+            plans[(shape, *kinds)] = compiled, LaunchConfig(grid=grid, block=block, shmem_size=0)
 
 
 def _kind(value):
-    """What says how a value is compiled for and laid out; None where this module leaves that to Numba."""
-    if isinstance(value, DeviceNDArray):
-        kind = value.dtype, value.ndim
-        return kind if kind in _types and value._numba_type_ is _types[kind] else None
+    """What a value is compiled for and laid out by; None where that is left to Numba."""
+    if type(value) is DeviceNDArray:
+        return (value.dtype, value.ndim) if value.is_c_contiguous() and 0 not in value.strides else None
     return type(value) if type(value) in _SCALARS else None
 
 
 def _laid_out(values):
     """Numba's layout of arguments: an array is two null pointers, its size, itemsize, address, shape and strides."""
     for value in values:
-        if isinstance(value, DeviceNDArray):
+        if type(value) is DeviceNDArray:
             yield from (0, 0, value.size, value.dtype.itemsize, value.device_ctypes_pointer.value)
             yield from value.shape
             yield from value.strides

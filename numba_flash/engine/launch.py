@@ -128,6 +128,11 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     Raises TypeError or ValueError for a launch that no device accepts, and the errors of `numba_flash.errors`.
     """
     name = device_name(device)
+    watched = ledger.active() or recorder.active() or lines.active()
+    known = name == "gpu" and not (shared_bytes or strict or watched)
+    shape = grid, block
+    if known and backend(name).again(kernel, shape, args):
+        return
     function = function_of(kernel)
     if not is_kernel(kernel):
         raise TypeError(f"kernel={kernel!r} is not a kernel: decorate the function with @cuda.jit")
@@ -149,6 +154,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
         )
     else:
         counts = backend(name).run(kernel, grid, block, args, int(shared_bytes), ledger.active())
+        if known:
+            backend(name).remember(kernel, shape, grid, block, args)
     if ledger.active():
         ledger.record(function.__name__, grid, block, counts)
 
@@ -262,25 +269,42 @@ def empty(shape, dtype, device=None):
 
     shape: an integer, or a tuple of them, 0 or more each. dtype: a plain number type, or V2 for bfloat16.
     """
+    return empties(shape, dtype=dtype, device=device)[0]
+
+
+def empties(*shapes, dtype, device=None):
+    """`empty` for each of `shapes`; on a GPU small arrays share one block of memory, which is faster to get."""
     name = device_name(device)
-    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if not are_integers(extents):
-        raise TypeError(f"shape={shape!r} must be an integer or a tuple of integers")
-    if min(extents, default=0) < 0:
-        raise ValueError(f"shape={shape!r} holds a negative size")
     try:
         dtype = np.dtype(dtype)
     except TypeError:
         dtype = None
     if dtype is None or (dtype.kind not in "biufc" and dtype != BFLOAT16):
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
-    extents = tuple(map(int, extents))
-    nbytes = math.prod(extents) * dtype.itemsize
-    if nbytes > SMALL:
-        refuse_if_too_large(nbytes, f"an array of shape {extents}", name)
-    array = (backend(name) if name == "gpu" else cpu).empty(extents, dtype)
-    memory.record(extents, dtype)
-    return array
+    shapes = tuple(map(extents, shapes))
+    for shape in shapes:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > SMALL:
+            refuse_if_too_large(nbytes, f"an array of shape {shape}", name)
+    arrays = backend(name).empties(shapes, dtype) if name == "gpu" else [cpu.empty(shape, dtype) for shape in shapes]
+    for shape in shapes:
+        memory.record(shape, dtype)
+    return arrays
+
+
+def extents(shape):
+    """`shape` as a tuple of Python integers, 0 or more each."""
+    parts = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if not are_integers(parts):
+        raise TypeError(f"shape={shape!r} must be an integer or a tuple of integers")
+    if min(parts, default=0) < 0:
+        raise ValueError(f"shape={shape!r} holds a negative size")
+    return tuple(map(int, parts))
+
+
+def reshaped(array, shape):
+    """A contiguous array, with as many elements in another shape and in the same memory."""
+    return backend("gpu").reshaped(array, shape) if type(array).__name__ == "DeviceNDArray" else array.reshape(shape)
 
 
 def to_host(x):

@@ -18,7 +18,7 @@ from functools import cache
 from numba import cuda
 
 from ..blocks import fitting_blocks, tiles
-from ..engine.launch import empty, launch
+from ..engine.launch import empties, launch
 from ..masks import make_weight, no_mask
 from . import numba_type
 
@@ -91,7 +91,7 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     """
     H, N, d = Q.shape
     Br, Bc = fitting_blocks("flash2", blocks, d=d, dtype=Q.dtype)
-    O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
+    O, L = empties((H, N, d), (H, N), dtype=Q.dtype, device=device)
     mask = mask or no_mask(device)
     real = numba_type(Q.dtype)
     kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.seen, mask.visited, mask.keep(real))

@@ -18,7 +18,7 @@ from numba import cuda, int64, uint32
 
 from ..blocks import KEY_THREADS as X
 from ..blocks import ROWS, filled_up, fitting_blocks, pitch, tiles
-from ..engine.launch import empty, launch
+from ..engine.launch import empties, launch
 from ..masks import make_weight, no_mask
 from . import numba_type
 
@@ -180,7 +180,7 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     """
     H, N, d = Q.shape
     Br, Bc = fitting_blocks("register_tiled", blocks, d=d, dtype=Q.dtype)
-    O, L = empty((H, N, d), Q.dtype, device), empty((H, N), Q.dtype, device)
+    O, L = empties((H, N, d), (H, N), dtype=Q.dtype, device=device)
     mask = mask or no_mask(device)
     real = numba_type(Q.dtype)
     kernel = make_forward(Br, Bc, d, real, mask.allowed, mask.seen, mask.keep(real))

@@ -14,6 +14,7 @@ if nf.device().name != "gpu":
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from numba_flash.engine import gpu
+from numba_flash.engine import launch as engine
 
 
 @cuda.jit
@@ -24,7 +25,7 @@ def weigh(A, B, numbers, factor, out):
 
 
 NUMBERS = [3, -(2**40), 2.5, np.float32(0.1), np.float64(0.1), np.int32(-7), np.int64(2**50), np.uint64(2**63), True]
-NUMBERS += [np.bool_(True), np.uint8(200), np.float16(0.5)]
+NUMBERS += [np.bool_(True), np.uint8(200)]
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__} {n}")
@@ -77,7 +78,7 @@ def test_a_small_block_is_used_again_and_holds_nan():
     a = nf.empty((3, 5), np.float32)
     a.copy_to_device(np.ones((3, 5), np.float32))
     address = a.device_ctypes_pointer.value
-    view = a.reshape(15)
+    view = a.reshape(15)[2:9]
     del a
     b = nf.empty((3, 5), np.float32)
     assert b.device_ctypes_pointer.value != address, "a view still uses the block"
@@ -87,11 +88,67 @@ def test_a_small_block_is_used_again_and_holds_nan():
     assert np.isnan(nf.to_host(c)).all()
 
 
+def test_arrays_made_together_are_apart_and_hold_nan():
+    shapes = (1,), (3, 5), (0, 2), (65,)
+    arrays = engine.empties(*shapes, dtype=np.float32)
+    assert [a.shape for a in arrays] == list(shapes)
+    for i, a in enumerate(arrays):
+        a.copy_to_device(np.full(a.shape, i, np.float32))
+    for i, a in enumerate(arrays):
+        assert (nf.to_host(a) == i).all()
+    last = arrays[-1]
+    del a, arrays
+    assert all(np.isnan(nf.to_host(a)).all() for a in engine.empties(*shapes, dtype=np.float32) if a.size)
+    assert (nf.to_host(last) == 3).all(), "it still uses the block"
+
+
 def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
     arrays = [nf.empty(n, np.uint8) for n in (1, 2, 64, 65, 1000, 2**20, 2**20 + 1) for _ in range(20)]
     spans = sorted((a.device_ctypes_pointer.value, a.nbytes) for a in arrays)
     assert all(begin + size <= after for (begin, size), (after, _) in pairwise(spans))
     del arrays
-    spare = cuda.current_context().extras["numba_flash"]
+    used, spare = cuda.current_context().extras["numba_flash"]
+    assert not used
     assert all(len(blocks) <= gpu.KEPT for blocks in spare.values())
     assert max(spare) == gpu.SMALL
+
+
+def on_device(rng, *shapes):
+    return [nf.to_device(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
+
+
+@pytest.mark.parametrize("stage", ["naive", "flash2", "register_tiled"])
+def test_a_call_of_a_known_kind_gives_what_the_first_gave(stage):
+    rng = np.random.default_rng(0)
+    kinds = [{}, {"causal": True}, {"scale": 0.5}, {"dropout_p": 0.5}, {"dropout_p": 0.5, "seed": 1}]
+    kinds += [{"return_lse": True}, {"key_mask": np.arange(9) % 2 == 0}]
+    for shapes in (((7, 8), (9, 8), (9, 8)), ((2, 7, 8), (1, 9, 8), (1, 9, 8)), ((0, 8), (9, 8), (9, 8))):
+        q, k, v = on_device(rng, *shapes)
+        host = [nf.to_host(x) for x in (q, k, v)]
+        for _ in range(3):
+            for kind in kinds:
+                out, expected = (nf.attention(*x, stage=stage, **kind) for x in ((q, k, v), host))
+                if not kind.get("return_lse"):
+                    out, expected = [out], [expected]
+                for given, true in zip(out, expected, strict=True):
+                    np.testing.assert_array_equal(nf.to_host(given), true)
+
+
+@pytest.mark.parametrize("wrong", [{"scale": True}, {"causal": 1}, {"seed": True}, {"dropout_p": False}])
+def test_what_equals_a_known_value_is_still_refused(wrong):
+    q, k, v = on_device(np.random.default_rng(0), *[(5, 4)] * 3)
+    for right in ({"scale": 1}, {"causal": True}, {"seed": 1}, {"dropout_p": 0.0}):
+        nf.attention(q, k, v, **right)
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        nf.attention(q, k, v, **wrong)
+
+
+def test_known_calls_are_counted_and_their_arrays_may_be_views():
+    q, k, v = on_device(np.random.default_rng(0), *[(6, 4)] * 3)
+    expected = nf.to_host(nf.attention(q, k, v))
+    for _ in range(2):
+        with nf.ledger() as bill:
+            nf.attention(q, k, v)
+        assert bill == nf.predict("flash2", n=6, d=4)
+    rows = q[::2]
+    np.testing.assert_array_equal(nf.to_host(nf.attention(rows, k, v)), expected[::2])

@@ -99,6 +99,7 @@ for stage in nf.stages.PORTABLE:
         other.SIDE = other.ROWS = other.COLUMNS = 4  # fewer threads, which the simulator starts one by one
         other.numba_type = lambda dtype: Number
         other.empty = lambda shape, dtype, device=None: np.full(shape, Number("nan"), object)
+        other.empties = lambda *shapes, dtype, device=None: [other.empty(shape, dtype) for shape in shapes]
         other.launch = lambda kernel, grid, block, *args, device=None: kernel[grid, block](*args)
         other.fitting_blocks = lambda stage, tiles, d, dtype, direction=None: blocks
     sizes = SIZES if stage in ("flash", "flash2") else SIZES[:3]  # the others have many threads

@@ -30,6 +30,10 @@ def of_one_number(value, shape, dtype=np.float32):
     return np.lib.stride_tricks.as_strided(np.full(1, value, dtype), shape, (0,) * len(shape))
 
 
+def of_one_number_each(*shapes, dtype, device=None):
+    return [of_one_number(1, shape, dtype) for shape in shapes]
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """Every launch of the body runs its last block alone, and every new tensor is one number."""
@@ -44,6 +48,7 @@ def launches(monkeypatch):
     for module in modules():
         monkeypatch.setattr(module, "launch", launch, False)
         monkeypatch.setattr(module, "empty", lambda shape, dtype, device=None: of_one_number(1, shape, dtype), False)
+        monkeypatch.setattr(module, "empties", of_one_number_each, False)
     return seen
 
 
