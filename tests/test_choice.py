@@ -224,12 +224,12 @@ REFUSED = {  # name: (q, k, v, keywords, error, all of the message)
     ),
     "d": (
         D96, {"stage": "tensor_core"}, ValueError,
-        r"q has shape \(5, 96\), so d = 96: stage 'tensor_core' takes d = 64 and 128; pad them with zeros to d = 128 "
-        "and pass the scale, or convert q, k and v to float32 and pass stage='register_tiled'",
+        r"q has shape \(5, 96\), so d = 96: stage 'tensor_core' takes d = 64 and 128; pad q, k and v with zeros to "
+        "d = 128 and pass the scale, or convert them to float32 and pass stage='register_tiled'",
     ),
     "d beyond the largest": (
         arrays((5, 200)), {"stage": "hopper"}, ValueError,
-        r"q has shape \(5, 200\), so d = 200: stage 'hopper' takes d = 64 and 128; convert q, k and v to .*",
+        r"q has shape \(5, 200\), so d = 200: stage 'hopper' takes d = 64 and 128; convert them to .*",
     ),
     "dropout": (
         F16, {"stage": "hopper", "dropout_p": 0.1}, ValueError,
