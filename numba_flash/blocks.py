@@ -224,6 +224,21 @@ def _tensor_core_tiles(Br, Bc, d):
     return {"Q_i": (Br, d), "K_j": (Bc, d), "V_j": (Bc, d)}
 
 
+TENSOR_CORE_PASSING = {64: (64, 64), 128: (64, 32)}  # d -> queries, and keys, of the tiles that pass by, backward
+
+
+def _tensor_core_owners(Br, Bc, d):
+    """Of the two kernels of the backward pass, the one that takes more; the next tile arrives while one is used."""
+    queries, keys = TENSOR_CORE_PASSING[d]
+    own_keys = {
+        "K_j, V_j": (2 * Bc, d),
+        "Q_i, dO_i": (4 * queries, d),
+        "L_i, D_i, twice as wide": (2 * 2 * 2, queries),
+    }
+    own_queries = {"Q_i, dO_i": (2 * Br, d), "K_j, V_j": (4 * keys, d)}
+    return max(own_keys, own_queries, key=_elements)
+
+
 def _hopper_tiles(Br, Bc, d):
     """Slots for two tiles of queries, and for two of keys, or four at d = 64; and O on its way out."""
     keys = (4 if d == 64 else 2) * Bc
@@ -256,7 +271,7 @@ TILINGS = {
             _register_gradients,
             _owners_of_shares,
         ),
-        "tensor_core": None,
+        "tensor_core": _fixed({64: (128, 64), 128: (128, 64)}, lambda Br, Bc: 128, _tensor_core_owners),
         "hopper": None,
     },
     "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics

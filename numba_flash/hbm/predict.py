@@ -12,7 +12,18 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ..blocks import KEY_THREADS, TILINGS, boolean_tiles, check_blocks, filled_up, mask_blocks, passing, stream, tiles
+from ..blocks import (
+    KEY_THREADS,
+    TENSOR_CORE_PASSING,
+    TILINGS,
+    boolean_tiles,
+    check_blocks,
+    filled_up,
+    mask_blocks,
+    passing,
+    stream,
+    tiles,
+)
 from ..checks import (
     check_deterministic,
     check_sparse,
@@ -622,6 +633,43 @@ def register_tiled_backward(p):
 
     flops = {"rowsum": flash2["rowsum"].flops, "backward_dKdV": key_flops, "backward_dQ": query_flops}
     return {name: replace(kernel, flops=flops[name]) for name, kernel in flash2.items()}
+
+
+@closed_form("tensor_core", "backward")
+def tensor_core_backward(p):
+    """flash2's traffic, split by owner; four threads of backward_dQ ask for L and D of a row, four for a key's mask.
+
+    Its work is by whole tiles. A score: the products of d that the kernel needs, scale, subtract, exp, dP − D, times P.
+    At the end dQ and dK are multiplied by scale, dV by 1. D: a product and a sum an element, and for each row X = d/8
+    threads, which add log₂ X times.
+    """
+    N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
+    Br, Bc = p.blocks
+    queries, step = TENSOR_CORE_PASSING[d]
+    rows, _ = p.queries_of_tiles(Bc)
+    passing_keys, _ = p.keys_of_tiles(Br)
+    filled, X = tiles(N, Br) * Br, d // 8
+    key_mask = {"mask": p.share * 4 * N_k} if p.masked else {}
+    query_mask = {"mask": p.pairs + (filled - N) * N_k} if p.masked else {}
+
+    def key_flops():
+        steps = tiles(N_k, Bc) * tiles(N, queries)
+        if p.causal:
+            steps = sum(tiles(N - max(0, j + N - N_k), queries) for j in range(0, N_k, Bc))
+        return steps * Bc * queries * (8 * d + 5) + 2 * keys
+
+    def query_flops():
+        return p.steps(Br, step) * Br * step * (6 * d + 5) + N * d
+
+    of_a_block = 128 // X  # rows
+    adds = tiles(N, of_a_block) * of_a_block * X * (X.bit_length() - 1)
+    key_loads = {"Q": rows * d, "K": keys, "V": keys, "dO": rows * d, "L": rows, "D": rows, **key_mask}
+    query_loads = {"Q": N * d, "K": passing_keys * d, "V": passing_keys * d, "dO": N * d, "L": 4 * N, "D": 4 * N}
+    return {
+        "rowsum": Kernel({"dO": N * d, "O": N * d}, {"D": N}, flops=2 * N * d + adds),
+        "backward_dKdV": Kernel(key_loads, {"dK": keys, "dV": keys}, key_flops),
+        "backward_dQ": Kernel({**query_loads, **query_mask}, {"dQ": N * d}, query_flops),
+    }
 
 
 def ideal_backward(p):

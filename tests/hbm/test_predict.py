@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numba_flash.blocks import TENSOR_CORE_PASSING, choose_blocks
 from numba_flash.hbm.ledger import Bill, Count
 from numba_flash.hbm.predict import algorithm0, flops, predict
 from numba_flash.stages import PORTABLE
@@ -171,9 +172,55 @@ def run_hopper(N, N_k, d, Br, Bc, causal, masked):
     return meter
 
 
+def run_tensor_core_backward(N, N_k, d, causal, masked, group):
+    """All heads that share one of K: the kernels one after the other, tile by tile, in the tiles of the stage."""
+    meter = Meter()
+    Br, Bc = choose_blocks("tensor_core", d=d, dtype="float16", direction="backward")
+    queries, step = TENSOR_CORE_PASSING[d]
+
+    def rows(kernel, tensors, count, kind, width=d):
+        for tensor in tensors:
+            for _ in range(count * width):
+                kind(kernel, tensor)
+
+    for _ in range(group):
+        of_a_block, X = 128 // (d // 8), d // 8
+        for _ in range(-(-N // of_a_block) * of_a_block):
+            meter.flops += X * {8: 3, 16: 4}[X]  # X threads add 3 or 4 times
+        rows("rowsum", ("dO", "O"), N, meter.load)
+        meter.flops += 2 * N * d
+        rows("rowsum", ("D",), N, meter.store, 1)
+    for j in range(0, N_k, Bc):
+        own = min(Bc, N_k - j)
+        rows("backward_dKdV", ("K", "V"), own, meter.load)
+        for _ in range(group):
+            for i in range(max(0, j + N - N_k) if causal else 0, N, queries):
+                rows("backward_dKdV", ("Q", "dO"), min(queries, N - i), meter.load)
+                rows("backward_dKdV", ("L", "D"), min(queries, N - i), meter.load, 1)
+                meter.flops += Bc * queries * (8 * d + 5)
+        rows("backward_dKdV", ("mask",) if masked else (), own, meter.load, 4)
+        rows("backward_dKdV", ("dK", "dV"), own, meter.store)
+        meter.flops += 2 * own * d
+    for _ in range(group):
+        for i0 in range(0, N, Br):
+            own = min(Br, N - i0)
+            keys = seen(i0 + own - 1 + N_k - N, N_k, causal)
+            rows("backward_dQ", ("Q", "dO"), own, meter.load)
+            rows("backward_dQ", ("L", "D"), own, meter.load, 4)
+            for j in range(0, keys, step):
+                rows("backward_dQ", ("K", "V"), min(step, keys - j), meter.load)
+                meter.flops += Br * step * (6 * d + 5)
+                for r in range(Br if masked else 0):
+                    asked = max(0, min(seen(i0 + r + N_k - N, keys, causal), j + step) - j)
+                    rows("backward_dQ", ("mask",), asked, meter.load, 1)
+            rows("backward_dQ", ("dQ",), own, meter.store)
+            meter.flops += own * d
+    return meter
+
+
 def in_halves(meter):
-    """What a meter counted, with 2 bytes an element, 1 of a mask and 4 of L."""
-    sizes = {"mask": 1, "L": 4}
+    """What a meter counted, with 2 bytes an element, 1 of a mask and 4 of L and D."""
+    sizes = {"mask": 1, "L": 4, "D": 4}
     return {
         kernel: {name: replace(count, itemsize=sizes.get(name, 2)) for name, count in tensors.items()}
         for kernel, tensors in meter.kernels.items()
@@ -230,6 +277,19 @@ def test_tensor_core_against_a_run_tile_by_tile(N, N_k, d, Br, Bc, causal, maske
     how = {"n": N, "n_k": N_k, "d": d, "dtype": "float16", "blocks": (Br, Bc), "causal": causal, "key_mask": masked}
     assert predict("tensor_core", **how).diff(Bill(in_halves(meter))) == []
     assert flops("tensor_core", **how) == meter.flops
+
+
+@pytest.mark.parametrize("causal, masked", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("N, N_k", [(1, 1), (2, 70), (64, 64), (65, 63), (130, 129), (129, 260), (200, 66), (5, 0)])
+@pytest.mark.parametrize("d, group", [(64, 1), (128, 2)])
+def test_tensor_core_backward_against_a_run_tile_by_tile(N, N_k, d, group, causal, masked):
+    meter = run_tensor_core_backward(N, N_k, d, causal, masked, group)
+    how = {"n": N, "n_k": N_k, "d": d, "dtype": "float16", "causal": causal, "key_mask": masked}
+    how |= {"heads": group, "kv_heads": 1, "direction": "backward"}
+    assert predict("tensor_core", **how).diff(Bill(in_halves(meter))) == []
+    assert flops("tensor_core", **how) == meter.flops
+    both = predict("tensor_core", **how | {"direction": "both"})
+    assert both == predict("tensor_core", **how | {"direction": "forward"}) + predict("tensor_core", **how)
 
 
 @settings(deadline=None, max_examples=50)
