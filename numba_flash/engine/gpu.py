@@ -38,6 +38,8 @@ from numba.cuda.cudaimpl import lower
 from numba.cuda.extending import core_models, intrinsic, overload, overload_attribute, register_model
 
 from .. import errors
+from .memory import refuse_if_too_large
+from .pool import pool
 
 SLOTS = 1024  # addresses that each counter is spread over; a power of two
 LOADS, STORES, ATOMICS = range(3)
@@ -72,8 +74,8 @@ def compute_capability():
 
 
 def free_bytes():
-    """Bytes of GPU memory that are free now."""
-    return cuda.current_context().get_memory_info().free
+    """Bytes of GPU memory that are free now, or kept to be used again."""
+    return cuda.current_context().get_memory_info().free + pool().kept
 
 
 def to_device(x):
@@ -84,8 +86,8 @@ def to_device(x):
     if hasattr(x, "__cuda_array_interface__"):
         return x
     x = np.asarray(x)
-    with _allocating(x.nbytes):
-        return cuda.to_device(x if x.flags.forc else np.ascontiguousarray(x))
+    x = x if x.flags.forc else np.ascontiguousarray(x)
+    return _allocated(x.nbytes, f"a copy of an array of shape {x.shape}", lambda: cuda.to_device(x))
 
 
 def empties(shapes, dtype):
@@ -93,59 +95,28 @@ def empties(shapes, dtype):
     forgotten store shows. Small ones lie in one block of memory. Raises OutOfMemory when they do not fit.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-    starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
-    if not 0 < starts[-1] <= SMALL:
-        return [_large(shape, dtype) for shape in shapes]
-    block = _block(starts[-1])
-    if dtype.kind in "fcV":
-        driver.device_memset(block, 0xFF, starts[-1])
+    *starts, end = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+    if len(shapes) > 1 and end > SMALL:
+        return [empties((shape,), dtype)[0] for shape in shapes]
+    if end:
+        what = f"an array of shape {shapes[0]}"
+        if end >= 2**63:  # the driver is asked in 64 bits
+            refuse_if_too_large(end, what, free_bytes())
+        block = _allocated(end, what, lambda: pool().block(end))
+        if dtype.kind in "fcV":
+            driver.device_memset(block, 0xFF, end)
     return [
-        _array(shape, dtype, block.view(start, start + size) if start else block)
-        for shape, start, size in zip(shapes, starts, sizes, strict=False)
+        _array(shape, dtype, (block.view(start, start + size) if start else block) if size else None)
+        for shape, start, size in zip(shapes, starts, sizes, strict=True)
     ]
 
 
-def _large(shape, dtype):
-    nbytes = math.prod(shape) * dtype.itemsize
-    with _allocating(nbytes):
-        array = cuda.device_array(shape, dtype)
-    if nbytes and dtype.kind in "fcV":
-        driver.device_memset(array, 0xFF, nbytes)
-    return array
+ALIGNED = 256  # bytes; every array begins at a multiple, as the driver's do
+SMALL = 2**20  # bytes of arrays that share a block
 
 
 def _array(shape, dtype, memory):
     return DeviceNDArray(*prepare_shape_strides_dtype(shape, None, dtype, "C"), gpu_data=memory)
-
-
-ALIGNED = 256  # bytes; every array begins at a multiple, as the driver's do
-SMALL, KEPT = 2**20, 8  # bytes of the largest block that is kept when its arrays go, and how many of each size are
-
-
-def _block(nbytes):
-    """Memory for small arrays, used again when they are gone.
-
-    The driver needs 25 µs for a new block, and to free one it waits for every kernel. A kernel of the default stream
-    that still writes to the array that went is finished before the next one begins.
-    """
-    context = cuda.current_context()
-    size = 1 << (nbytes - 1).bit_length()
-    used, spare = context.extras.setdefault("numba_flash", ({}, {}))  # forgotten where the context is reset
-    blocks = spare.setdefault(size, [])
-    try:
-        block = blocks.pop()
-    except IndexError:
-        with _allocating(nbytes):
-            block = context.memalloc(size)
-    address = int(block.device_pointer)
-
-    def keep():
-        used.pop(address, None)
-        if len(blocks) < KEPT:
-            blocks.append(block)
-
-    used[address] = driver.AutoFreePointer(weakref.proxy(context), block.device_pointer, nbytes, finalizer=keep)
-    return used[address].own()
 
 
 def reshaped(array, shape):
@@ -163,14 +134,20 @@ def to_host(x):
         return cuda.as_cuda_array(x).copy_to_host()
 
 
-@contextmanager
-def _allocating(nbytes):
+def _allocated(nbytes, what, make):
+    """make(), which allocates; what the pool keeps is given back where the driver has no more."""
     try:
-        yield
+        return make()
     except CudaDriverError as error:
         if "OUT_OF_MEMORY" not in str(error):
             raise
-        raise errors.OutOfMemory(f"{nbytes:,} bytes do not fit on the GPU: {free_bytes():,} bytes are free") from error
+    pool().clear()
+    try:
+        return make()
+    except CudaDriverError as error:
+        if "OUT_OF_MEMORY" not in str(error):
+            raise
+        refuse_if_too_large(nbytes, what, min(free_bytes(), nbytes - 1))
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -235,7 +212,7 @@ def _on_device(value):
 
 _SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
 _SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
-_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (what is compiled, how to launch)}
+_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (library, function, how to launch)}
 
 
 def again(kernel, shape, args):
@@ -246,20 +223,20 @@ def again(kernel, shape, args):
     """
     global _launched
     try:
-        compiled, config = _plans[kernel][(shape, *map(_kind, args))]
+        library, function, config = _plans[kernel][(shape, *map(_kind, args))]
     except (KeyError, TypeError):  # not remembered; what cannot be, such as a grid that is a list
         return False
     _launched = kernel
     try:
-        launch(_stream(), config, compiled.library.get_cufunc().kernel, *_laid_out(args))
+        launch(_stream(), config, (function or library.get_cufunc()).kernel, *_laid_out(args))
     except Exception:
         with explained(kernel):
             raise
     return True
 
 
-def remember(kernel, shape, grid, block, args):
-    """Have `again` launch what `run` has launched; shape: grid and block as they were asked for."""
+def remember(kernel, shape, grid, block, args, shared_bytes):
+    """Have `again` launch what `run` has launched; shape: grid, block and shared memory as they were asked for."""
     kinds = tuple(map(_kind, args))
     if None not in kinds and not any(kernel.targetoptions.get(name) for name in ("extensions", "debug")):
         compiled = _compiled(kernel, args)
@@ -267,7 +244,9 @@ def remember(kernel, shape, grid, block, args):
             plans = _plans.setdefault(kernel, {})
             if len(plans) == PLANS:
                 plans.clear()
-            plans[(shape, *kinds)] = compiled, LaunchConfig(grid=grid, block=block, shmem_size=0)
+            function = compiled.library.get_cufunc() if len(cuda.gpus) == 1 else None  # it belongs to one GPU
+            config = LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+            plans[(shape, *kinds)] = compiled.library, function, config
 
 
 def _kind(value):

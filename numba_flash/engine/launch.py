@@ -129,8 +129,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     """
     name = device_name(device)
     watched = ledger.active() or recorder.active() or lines.active()
-    known = name == "gpu" and not (shared_bytes or strict or watched)
-    shape = grid, block
+    known = name == "gpu" and not (strict or watched)
+    shape = grid, block, shared_bytes
     if known and backend(name).again(kernel, shape, args):
         return
     function = function_of(kernel)
@@ -155,7 +155,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, device=None, strict=None)
     else:
         counts = backend(name).run(kernel, grid, block, args, int(shared_bytes), ledger.active())
         if known:
-            backend(name).remember(kernel, shape, grid, block, args)
+            backend(name).remember(kernel, shape, grid, block, args, int(shared_bytes))
     if ledger.active():
         ledger.record(function.__name__, grid, block, counts)
 
@@ -282,11 +282,14 @@ def empties(*shapes, dtype, device=None):
     if dtype is None or (dtype.kind not in "biufc" and dtype != BFLOAT16):
         raise TypeError(f"dtype={dtype!r} must be a plain number type such as float32 or int64")
     shapes = tuple(map(extents, shapes))
-    for shape in shapes:
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes > SMALL:
-            refuse_if_too_large(nbytes, f"an array of shape {shape}", name)
-    arrays = backend(name).empties(shapes, dtype) if name == "gpu" else [cpu.empty(shape, dtype) for shape in shapes]
+    if name == "gpu":
+        arrays = backend(name).empties(shapes, dtype)  # where the driver refuses what does not fit
+    else:
+        for shape in shapes:
+            nbytes = math.prod(shape) * dtype.itemsize
+            if nbytes > SMALL:
+                refuse_if_too_large(nbytes, f"an array of shape {shape}", name)
+        arrays = [cpu.empty(shape, dtype) for shape in shapes]
     for shape in shapes:
         memory.record(shape, dtype)
     return arrays

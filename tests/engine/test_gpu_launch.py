@@ -13,8 +13,8 @@ from numba_flash import errors
 if nf.device().name != "gpu":
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from numba_flash.engine import gpu
 from numba_flash.engine import launch as engine
+from numba_flash.engine.pool import pool
 
 
 @cuda.jit
@@ -102,15 +102,42 @@ def test_arrays_made_together_are_apart_and_hold_nan():
     assert (nf.to_host(last) == 3).all(), "it still uses the block"
 
 
-def test_arrays_that_live_share_no_memory_and_few_blocks_are_kept():
+def test_arrays_that_live_share_no_memory():
     arrays = [nf.empty(n, np.uint8) for n in (1, 2, 64, 65, 1000, 2**20, 2**20 + 1) for _ in range(20)]
     spans = sorted((a.device_ctypes_pointer.value, a.nbytes) for a in arrays)
     assert all(begin + size <= after for (begin, size), (after, _) in pairwise(spans))
     del arrays
-    used, spare = cuda.current_context().extras["numba_flash"]
-    assert not used
-    assert all(len(blocks) <= gpu.KEPT for blocks in spare.values())
-    assert max(spare) == gpu.SMALL
+    assert not pool().used
+
+
+def test_the_pool_keeps_no_more_than_it_says_and_gives_it_back(monkeypatch):
+    pool().clear()
+    before = cuda.current_context().get_memory_info().free
+    monkeypatch.setattr("numba_flash.engine.pool.KEPT", 5 * 2**24)
+    arrays = [nf.empty(2**24, np.uint8) for _ in range(8)]
+    del arrays
+    assert pool().kept == 5 * 2**24 == sum(size * len(blocks) for size, blocks in pool().spare.items())
+    nf.empty(2**29, np.uint8)
+    assert pool().kept == 5 * 2**24
+    again = nf.empty(2**24, np.uint8)
+    assert pool().kept == 4 * 2**24
+    del again
+    pool().clear()
+    assert pool().kept == 0
+    assert cuda.current_context().get_memory_info().free == before
+
+
+def test_what_the_pool_keeps_is_no_reason_to_refuse():
+    for _ in range(3):
+        arrays = [nf.empty(2**28, np.uint8) for _ in range(4)]
+        del arrays
+    free = engine.free_bytes("gpu")
+    half = free * 6 // 10
+    for _ in range(2):
+        nf.empty(half, np.uint8)
+    for n in (2 * free, 2**70):
+        with pytest.raises(errors.OutOfMemory, match=rf"an array of shape \({n},\) needs {n:,} B; [\d,]+ B are free"):
+            nf.empty(n, np.uint8)
 
 
 def on_device(rng, *shapes):
