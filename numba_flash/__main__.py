@@ -36,7 +36,7 @@ from . import testing as exactness
 from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
 from .choice import check_device
 from .course import check, exam, lab
-from .dtypes import DTYPES, HALVES, lse_dtype, rounded, widened
+from .dtypes import DTYPES, HALVES, lse_dtype, name_of, rounded, widened
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
@@ -313,7 +313,7 @@ def masks(flags):
 
 def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
-    single = q.dtype == np.float32
+    single, is_half = q.dtype == np.float32, name_of(q.dtype) in HALVES
     naive = ours if single else None
     if single and flags.stage != "naive":
         how = {"stage": "naive", "scale": scale, "device": place, **masks(flags)}
@@ -337,14 +337,14 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
             ]
             for results in (ours, naive or ours)
         )
-        if flags.dtype in HALVES:
-            bounds = exactness.half_gradient_bounds(*part, scale, flags.dtype, causal=flags.causal)
+        if is_half:
+            bounds = exactness.half_gradient_bounds(*part, scale, q.dtype, causal=flags.causal)
             both = [worst_of(x[at], *rest) for x, at, *rest in zip(ours, places, truth, bounds.values())]
             error, limits = zip(*both)
         else:
             limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse, **how).values()
         for name, *found in zip(worst, error, own, limits, strict=True):
-            if flags.dtype not in HALVES:
+            if not is_half:
                 worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
             elif not found[0] * max(worst[name][2], 1e-300) < worst[name][0] * found[2]:  # nearer to its limit
                 worst[name] = np.array(found)
@@ -369,7 +369,7 @@ def half_errors(flags, out, q, k, v, scale):
     for b, h in np.ndindex(q.shape[:2]):
         g = h // (q.shape[1] // k.shape[1])
         O = reference.attention(q[b, h], k[b, g], v[b, g], scale, causal=flags.causal)[0]
-        limits = exactness.half_bounds(q[b, h], k[b, g], v[b, g], scale, flags.dtype, causal=flags.causal)["out"]
+        limits = exactness.half_bounds(q[b, h], k[b, g], v[b, g], scale, q.dtype, causal=flags.causal)["out"]
         found.append(worst_of(out[b, h], O, limits))
     error, limit = max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / (pair[1] or 1))
     return float(error), None, float(limit)
@@ -377,7 +377,7 @@ def half_errors(flags, out, q, k, v, scale):
 
 def errors(flags, out, q, k, v, scale, place):
     """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
-    if flags.dtype in HALVES:
+    if name_of(q.dtype) in HALVES:
         return half_errors(flags, out, q, k, v, scale)
     single = q.dtype == np.float32
     naive = None
