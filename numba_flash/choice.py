@@ -98,6 +98,8 @@ def check_takes(stage, needs, shape=None):
     """TypeError or ValueError where a Stage does not take what is needed; `shape`: that of q, where there is one."""
     if needs.sparse:
         check_sparse(stage)
+    if needs.direction == "backward" and stage.backward is None:
+        raise ValueError(f"stage {stage.name!r} has no backward pass: pass stage='auto', which takes one that has")
     check_deterministic(stage, needs.deterministic)
     if needs.split_kv is not None:
         check_split(stage, needs.split_kv, needs.sparse or None, needs.dropout_p)

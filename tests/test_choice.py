@@ -124,6 +124,15 @@ def test_auto_takes_every_feature():
     np.testing.assert_allclose(atomic[0], nf.attention_backward(q, k, v, q, device="cpu")[0], atol=1e-6)
 
 
+def test_a_stage_without_a_backward_pass(gpu, monkeypatch):
+    monkeypatch.setitem(nf.STAGES, "hopper", replace(nf.STAGES["hopper"], backward=None))
+    with pytest.raises(ValueError, match="stage 'hopper' has no backward pass: pass stage='auto'"):
+        nf.attention_backward(*F16, F16[0], stage="hopper")
+    gpu(9, 0)
+    assert nf.choose_stage(d=64, dtype="float16").name == "hopper"
+    assert nf.choose_stage(d=64, dtype="float16", direction="backward").name == "tensor_core"
+
+
 def test_tiles_belong_to_a_stage():
     q, k, v = arrays((5, 4), None, "float32")
     with pytest.raises(ValueError, match=r"blocks=\(4, 4\): tiles belong to a stage, .* name the stage"):
