@@ -15,10 +15,10 @@ def numba_type(dtype):
     return from_dtype(dtype)
 
 
-def launch_if_any(kernel, grid, block, *args, device=None):
+def launch_if_any(kernel, grid, block, *args, **how):
     """`launch`, unless the grid holds no block: where there are no keys, there is nothing to compute for them."""
     if all(grid):
-        launch(kernel, grid, block, *args, device=device)
+        launch(kernel, grid, block, *args, **how)
 
 
 @dataclass(frozen=True)
