@@ -34,15 +34,16 @@ from . import (
 )
 from . import testing as exactness
 from .blocks import SIDES, check_blocks, fitting_blocks, from_sides
+from .choice import check_device
 from .course import check, exam, lab
-from .dtypes import SINGLES
+from .dtypes import DTYPES, HALVES, lse_dtype, name_of, rounded, widened
 from .engine.launch import DEVICES, refuse_if_too_large
 from .engine.model import GRID_YZ
 from .errors import KernelError
 from .figures import command as paper
 from .hbm import profiler
 from .hbm.predict import DIRECTIONS, algorithm0, kept
-from .stages import PORTABLE, STAGES
+from .stages import STAGES
 
 PROGRAM = "python -m numba_flash"
 SCORES_AT_ONCE = 2**22  # of the reference, in float64
@@ -82,10 +83,10 @@ def make_parser():
     sub = command("bill", bill, "predict and count what a stage moves to and from HBM")
     sub.add_argument(
         "--stage",
-        choices=PORTABLE,
+        choices=STAGES,
         metavar="STAGE",
         default="flash2",
-        help=f"{', '.join(PORTABLE)} (default: %(default)s)",
+        help=f"{', '.join(STAGES)} (default: %(default)s)",
     )
     for flag, least, value, meaning in (
         ("n", 0, 1024, "N, the number of queries (default: %(default)s)"),
@@ -98,7 +99,7 @@ def make_parser():
     ):
         sub.add_argument(f"--{flag}", type=number(least, None), default=value, metavar=flag[0].upper(), help=meaning)
     sub.add_argument("--blocks", type=number(1, None), nargs="+", metavar="B", help=f"{SIDES} (default: what fits)")
-    sub.add_argument("--dtype", choices=SINGLES, default="float32", help="default: %(default)s")
+    sub.add_argument("--dtype", choices=DTYPES, help="default: float32, or float16 where the stage is for halves")
     what = "the pass that is billed: forward, backward (from out and lse), or both (default: %(default)s)"
     sub.add_argument("--direction", choices=DIRECTIONS, metavar="PASS", default="forward", help=what)
     sub.add_argument("--return-lse", action="store_true", help="forward: form L, the logarithm of each row's sum, too")
@@ -185,6 +186,7 @@ def run_lesson(file, flags):
 
 
 def bill(flags):
+    flags.dtype = flags.dtype or ("float32" if "float32" in STAGES[flags.stage].dtypes else "float16")
     if flags.blocks:
         flags.blocks = from_sides(flags.stage, flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}
@@ -208,6 +210,7 @@ def bill(flags):
     if not flags.predict_only:
         part = tiled_pass(flags)
         fitting_blocks(flags.stage, flags.blocks, d=flags.d, dtype=flags.dtype, direction=part)
+        check_device(STAGES[flags.stage], device(flags.device))
         place = device(flags.device).name
         refuse_scores(flags, place)
         if place != "gpu":
@@ -292,12 +295,12 @@ def prepare(flags, place):
     keys = flags.n if flags.n_k is None else flags.n_k
     shapes = [(flags.batch, flags.heads, flags.n, flags.d), (flags.batch, flags.kv_heads or flags.heads, keys, flags.d)]
     q, k, v = exactness.inputs(*shapes, dtype=flags.dtype, seed=flags.seed)
-    scale = float(q.dtype.type(1 / math.sqrt(flags.d)))
+    scale = float(lse_dtype(flags.dtype).type(1 / math.sqrt(flags.d)))
     how = {"stage": flags.stage, "scale": scale, "device": place, **masks(flags)}
     if flags.direction == "forward":
         more = {"blocks": flags.blocks, "return_lse": flags.return_lse, "split_kv": flags.split_kv}
         return (q, k, v, scale), partial(attention, q, k, v, **more, **how)
-    dout = np.random.default_rng(flags.seed + 1).standard_normal(q.shape, q.dtype)
+    dout = rounded(np.random.default_rng(flags.seed + 1).standard_normal(q.shape, lse_dtype(flags.dtype)), q.dtype)
     out, lse = attention(q, k, v, return_lse=True, **how) if flags.direction == "backward" else (None, None)
     more = {"out": out, "lse": lse, "blocks": flags.blocks, "deterministic": not flags.atomics}
     return (q, k, v, dout, scale), partial(attention_backward, q, k, v, dout, **more, **how)
@@ -310,7 +313,7 @@ def masks(flags):
 
 def gradient_errors(flags, ours, q, k, v, dout, scale, place):
     """{"dq": (max|error| against float64, that of naive in float32 or None, the bound), …}: a head of k at a time."""
-    single = q.dtype == np.float32
+    single, is_half = q.dtype == np.float32, name_of(q.dtype) in HALVES
     naive = ours if single else None
     if single and flags.stage != "naive":
         how = {"stage": "naive", "scale": scale, "device": place, **masks(flags)}
@@ -328,20 +331,54 @@ def gradient_errors(flags, ours, q, k, v, dout, scale, place):
         truth = reference.attention_backward(*part, scale, **how)
         places = heads, of, of
         error, own = (
-            [np.abs(x[at] - expected).max(initial=0) for x, at, expected in zip(results, places, truth, strict=True)]
+            [
+                np.abs(widened(x[at]) - expected).max(initial=0)
+                for x, at, expected in zip(results, places, truth, strict=True)
+            ]
             for results in (ours, naive or ours)
         )
-        limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse, **how).values()
+        if is_half:
+            bounds = exactness.half_gradient_bounds(*part, scale, q.dtype, causal=flags.causal)
+            both = [worst_of(x[at], *rest) for x, at, *rest in zip(ours, places, truth, bounds.values())]
+            error, limits = zip(*both)
+        else:
+            limits = exactness.gradient_bounds(*part, scale, dtype=q.dtype, from_lse=from_lse, **how).values()
         for name, *found in zip(worst, error, own, limits, strict=True):
-            worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
+            if not is_half:
+                worst[name] = np.maximum(worst[name], found)  # NaN stays NaN
+            elif not found[0] * max(worst[name][2], 1e-300) < worst[name][0] * found[2]:  # nearer to its limit
+                worst[name] = np.array(found)
     return {
         name: (float(error), float(own) if single else None, float(limit + (2 * own if single else 0)))
         for name, (error, own, limit) in worst.items()
     }
 
 
+def worst_of(got, expected, limits):
+    """The |error| that is nearest to its own limit, or furthest beyond it, and that limit; NaN where there is one."""
+    error = np.abs(widened(got) - expected)
+    if not error.size:
+        return 0.0, 0.0
+    at = np.unravel_index((error / limits).argmax(), error.shape)  # of NaN, where it is
+    return error[at], limits[at]
+
+
+def half_errors(flags, out, q, k, v, scale):
+    """`errors` of halves: a head of q at a time."""
+    found = []
+    for b, h in np.ndindex(q.shape[:2]):
+        g = h // (q.shape[1] // k.shape[1])
+        O = reference.attention(q[b, h], k[b, g], v[b, g], scale, causal=flags.causal)[0]
+        limits = exactness.half_bounds(q[b, h], k[b, g], v[b, g], scale, q.dtype, causal=flags.causal)["out"]
+        found.append(worst_of(out[b, h], O, limits))
+    error, limit = max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / (pair[1] or 1))
+    return float(error), None, float(limit)
+
+
 def errors(flags, out, q, k, v, scale, place):
     """max|error| against float64, that of naive in float32 or None, and the bound: some rows of queries at a time."""
+    if name_of(q.dtype) in HALVES:
+        return half_errors(flags, out, q, k, v, scale)
     single = q.dtype == np.float32
     naive = None
     if single and flags.stage != "naive":

@@ -220,12 +220,26 @@ def _fixed(tiles_of_d, threads, shared):
     return Tiling(False, threads, shared, _rows(0), lambda d, elements: tiles_of_d[d], tiles_of_d)
 
 
-def _two_of_keys(Br, Bc, d):
-    """While one tile of K_j and V_j is multiplied, the next arrives."""
-    return {"Q_i": (Br, d), "K_j": (2 * Bc, d), "V_j": (2 * Bc, d)}
+def _tensor_core_tiles(Br, Bc, d):
+    return {"Q_i": (Br, d), "K_j": (Bc, d), "V_j": (Bc, d)}
 
 
-def _rings(Br, Bc, d):
+TENSOR_CORE_PASSING = {64: (64, 64), 128: (64, 32)}  # d -> queries, and keys, of the tiles that pass by, backward
+
+
+def _tensor_core_owners(Br, Bc, d):
+    """Of the two kernels of the backward pass, the one that takes more; the next tile arrives while one is used."""
+    queries, keys = TENSOR_CORE_PASSING[d]
+    own_keys = {
+        "K_j, V_j": (2 * Bc, d),
+        "Q_i, dO_i": (4 * queries, d),
+        "L_i, D_i, twice as wide": (2 * 2 * 2, queries),
+    }
+    own_queries = {"Q_i, dO_i": (2 * Br, d), "K_j, V_j": (4 * keys, d)}
+    return max(own_keys, own_queries, key=_elements)
+
+
+def _hopper_tiles(Br, Bc, d):
     """Slots for two tiles of queries, and for two of keys, or four at d = 64; and O on its way out."""
     keys = (4 if d == 64 else 2) * Bc
     return {"Q_i": (2 * Br, d), "K_j": (keys, d), "V_j": (keys, d), "O_i": (Br, d)}
@@ -241,8 +255,8 @@ TILINGS = {
         "register_tiled": Tiling(
             False, lambda Br, Bc: _register_threads(Br), _register_tiles, _register_results, _queries_of_shares
         ),
-        "tensor_core": _fixed({64: (128, 64), 128: (128, 64)}, lambda Br, Bc: 2 * Br, _two_of_keys),
-        "hopper": _fixed({64: (192, 128), 128: (128, 128)}, lambda Br, Bc: 2 * Br + 128, _rings),
+        "tensor_core": _fixed({64: (128, 64), 128: (128, 64)}, lambda Br, Bc: 128, _tensor_core_tiles),
+        "hopper": _fixed({64: (192, 128), 128: (128, 128)}, lambda Br, Bc: 2 * Br + 128, _hopper_tiles),
     },
     "backward": {
         "naive": None,
@@ -257,7 +271,7 @@ TILINGS = {
             _register_gradients,
             _owners_of_shares,
         ),
-        "tensor_core": None,
+        "tensor_core": _fixed({64: (128, 64), 128: (128, 64)}, lambda Br, Bc: 128, _tensor_core_owners),
         "hopper": None,
     },
     "atomic": {"flash2": _KEY_A_THREAD},  # the backward pass with atomics
@@ -374,6 +388,7 @@ def choose_blocks(stage, *, d, dtype="float32", sram=STATIC_SHARED, rule="fit", 
     if tiling is None:
         return None
     if tiling.fixed:
+        _check_half(stage, dtype)
         return Blocks(stage, *_fixed_tiles(stage, tiling, rule, d), d, size, sram, direction)
     if rule == "fit":
         Br, Bc, taken = _default(stage, direction, d, sram // size)
@@ -418,6 +433,11 @@ def check_blocks(stage, blocks, *, d, dtype="float32", sram=STATIC_SHARED, direc
     if direction == "split" and sides[0] != 1:
         raise ValueError(f"blocks={blocks!r}: with split_kv a block has one query, so pass (1, Bc)")
     return Blocks(stage, *sides, integer("d", d, 1), itemsize(dtype), integer("sram", sram, 1), direction)
+
+
+def _check_half(stage, dtype):
+    if itemsize(dtype) != 2:
+        raise ValueError(f"dtype={dtype!r}: stage {stage!r} takes float16 and bfloat16; pass dtype='float16'")
 
 
 def _fixed_tiles(stage, tiling, rule, d):

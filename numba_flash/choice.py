@@ -95,14 +95,21 @@ def _features(needs):
 
 
 def check_takes(stage, needs, shape=None):
-    """TypeError or ValueError where a Stage does not take what is needed; `shape`: that of q, for the message."""
+    """TypeError or ValueError where a Stage does not take what is needed; `shape`: that of q, where there is one."""
     if needs.sparse:
         check_sparse(stage)
+    if needs.direction == "backward" and stage.backward is None:
+        raise ValueError(f"stage {stage.name!r} has no backward pass: pass stage='auto', which takes one that has")
     check_deterministic(stage, needs.deterministic)
     if needs.split_kv is not None:
         check_split(stage, needs.split_kv, needs.sparse or None, needs.dropout_p)
     if needs.dtype not in stage.dtypes:
         takes = " and ".join(stage.dtypes)
+        if shape is None:
+            raise ValueError(
+                f"dtype={needs.dtype!r}: stage {stage.name!r} takes {takes}; pass dtype={stage.dtypes[0]!r}, or "
+                "another stage"
+            )
         convert = f"q.astype(np.{next(name for name in stage.dtypes if name != 'bfloat16')})"
         other = "auto" if needs.dtype in HALVES else "register_tiled"
         raise TypeError(
@@ -111,11 +118,11 @@ def check_takes(stage, needs, shape=None):
         )
     if stage.head_dims and needs.d not in stage.head_dims:
         larger = [d for d in stage.head_dims if d > needs.d]
-        fill = f"pad them with zeros to d = {larger[0]} and pass the scale, or " if larger else ""
+        fill = f"pad q, k and v with zeros to d = {larger[0]} and pass the scale, or " if larger else ""
         what = f"q has shape {shape}, so d = {needs.d}" if shape else f"d={needs.d}"
         raise ValueError(
-            f"{what}: stage {stage.name!r} takes d = {' and '.join(map(str, stage.head_dims))}; {fill}convert q, k and "
-            "v to float32 and pass stage='register_tiled'"
+            f"{what}: stage {stage.name!r} takes d = {' and '.join(map(str, stage.head_dims))}; {fill}convert them to "
+            "float32 and pass stage='register_tiled'"
         )
     if needs.dropout_p and not stage.dropout:
         raise ValueError(

@@ -5,7 +5,7 @@
     testing.assert_exact(my_attention, dtype="float64")
 
 Exact means: as good as the textbook algorithm in the same precision. `assert_exact` compares with float64 NumPy
-(`numba_flash.reference`) and allows what `bound` allows.
+(`numba_flash.reference`) and allows what `bound` allows; of float16 and bfloat16, what `half_bounds` allows.
 """
 
 import contextvars
@@ -18,6 +18,7 @@ import numpy as np
 
 from . import reference
 from .checks import integer, truth
+from .dtypes import DTYPES, HALVES, SINGLES, array_dtype, lse_dtype, name_of, rounded, widened
 from .engine.launch import refuse_if_too_large
 
 
@@ -46,36 +47,45 @@ class Case:
         return tuple(self.layout(np.array(x, order="C")) for x in (self.q, self.k, self.v))
 
     def astype(self, dtype):
-        """The same case in another dtype, the scale rounded to it too."""
-        q, k, v = (x.astype(dtype) for x in (self.q, self.k, self.v))
+        """The same case in another dtype, the scale rounded to it too, or to float32 where that is a half.
+
+        ValueError where a number becomes infinite.
+        """
+        with np.errstate(over="ignore"):
+            q, k, v = (rounded(x, dtype) for x in (self.q, self.k, self.v))
+        for name, x, before in zip("qkv", (q, k, v), (self.q, self.k, self.v)):
+            if np.isinf(widened(x)).sum() > np.isinf(widened(before)).sum():
+                raise ValueError(f"case {self.name!r}: {name} holds numbers beyond {name_of(dtype)}: leave it out")
         q, k, v = replace(self, q=q, k=k, v=v).inputs()
-        return replace(self, q=q, k=k, v=v, scale=float(np.dtype(dtype).type(self.scale)))
+        return replace(self, q=q, k=k, v=v, scale=float(lse_dtype(dtype).type(self.scale)))
 
 
 def cases(dtype="float32"):
-    """Yield every Case, in `dtype` ("float32" or "float64"), the same ones at each call.
+    """Yield every Case, in `dtype` ("float16", "bfloat16", "float32" or "float64"), the same ones at each call.
 
     They are the inputs that broke other implementations: short and ragged lengths, tail columns, zero lengths, GQA,
     scores that are huge, equal or dominated by one, values far from 1, and unusual memory layouts. Unless a case is
     about something else, σ(scale · Q Kᵀ) = 2.5 and V has mean 1: with small scores and a zero mean, wrong
-    attention looks right.
+    attention looks right. The cases of a half have d = 64 and 128, and lengths about one, two and three tiles of 64 and
+    128; bfloat16 is ml_dtypes' where that is installed, and V2 elsewhere.
     """
     dtype = _checked(dtype)
-    for case in _all_cases():
+    for case in _cases_of(dtype):
         yield case.astype(dtype)
 
 
 def assert_exact(fn, *, cases=None, dtype="float32"):
     """Check fn(q, k, v, scale) -> out, or (out, lse), against float64 on every case; AssertionError at the first fault.
 
-    q, k, v are NumPy arrays of `dtype` ("float32" or "float64") shaped (N, d), (H, N, d) or (B, H, N, d), k and v
-    with their own length and perhaps fewer heads (GQA); scale is a Python float. out must be shaped like q, lse like q
-    without its last axis, both of `dtype`; NumPy arrays or CUDA arrays. `cases`: Case objects, converted to `dtype`;
-    default: all of `cases()`, a part of which you may choose, as in
+    q, k, v are NumPy arrays of `dtype` ("float16", "bfloat16", "float32" or "float64") shaped (N, d), (H, N, d) or (B,
+    H, N, d), k and v with their own length and perhaps fewer heads (GQA); scale is a Python float. out must be shaped
+    like q, lse like q without its last axis, both of `dtype` (lse of a half: float32); NumPy arrays or CUDA arrays.
+    `cases`: Case objects, converted to `dtype`; default: all of `cases()`, a part of which you may choose, as in
     `cases=[c for c in testing.cases() if c.q.ndim == 2]`.
 
     Each call gets fresh copies of the inputs: to write to one is a fault. Then shape, dtype and finiteness are checked,
-    then |out − reference| ≤ `bound`. lse must be log Σ exp(S), natural logarithm: the rows of exp(S − lse) sum to 1.
+    then |out − reference| ≤ `bound`, for halves `half_bounds`. lse must be log Σ exp(S), natural logarithm: the rows of
+    exp(S − lse) sum to 1.
     The message names the case, the worst element, the expected and the given value, the error and the bound.
     Raises TypeError or ValueError when the arguments of assert_exact themselves are wrong.
     """
@@ -86,8 +96,8 @@ def assert_exact_backward(fn, *, cases=None, dtype="float32", from_lse=False):
     """Check fn(q, k, v, dout, scale) -> (dq, dk, dv) against float64 on every case; AssertionError at the first fault.
 
     dout is random, and shaped like q: a dout of ones would hide errors in D and in dV. from_lse: whether fn computes P
-    from lse in `dtype`, as FlashAttention-2 does, and may lose of it what `gradient_bounds` says. The rest is as in
-    `assert_exact`.
+    from lse in `dtype`, as FlashAttention-2 does, and may lose of it what `gradient_bounds` says. Halves are held to
+    `half_gradient_bounds`, with or without it. The rest is as in `assert_exact`.
     """
     truth("from_lse", from_lse)
     form = "fn(q, k, v, dout, scale) -> (dq, dk, dv)"
@@ -100,10 +110,12 @@ def inputs(q_shape, k_shape, *, dtype="float32", seed=0):
     With small scores all weights are about 1/N, with a zero mean all outputs about 0. Raises OutOfMemory.
     """
     elements = math.prod(q_shape) + 2 * math.prod(k_shape)
-    refuse_if_too_large(2 * elements * np.dtype(dtype).itemsize, f"random input of shape {q_shape}", "cpu")
+    of = np.dtype(np.float32 if name_of(dtype) in HALVES else dtype)
+    refuse_if_too_large(2 * elements * of.itemsize, f"random input of shape {q_shape}", "cpu")
     rng = np.random.default_rng(seed)
-    q, k, v = (rng.standard_normal(shape, np.dtype(dtype)) for shape in (q_shape, k_shape, k_shape))
-    return q * q.dtype.type(2.5), k, v + v.dtype.type(1)
+    q, k, v = (rng.standard_normal(shape, of) for shape in (q_shape, k_shape, k_shape))
+    q, k, v = q * of.type(2.5), k, v + of.type(1)
+    return tuple(rounded(x, dtype) for x in (q, k, v)) if of != array_dtype(name_of(dtype)) else (q, k, v)
 
 
 def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0, n_k=16):
@@ -120,7 +132,7 @@ def bound(reference, naive_error=0.0, dtype="float32", *, max_score=1.0, n_k=16)
     about d · 2⁻⁵³ · |S|, d ≤ 256, which reaches the output as a relative error of the weights exp(S − m).
     """
     largest = np.abs(reference).max(initial=0)
-    if _checked(dtype) == "float32":
+    if _checked(dtype, SINGLES) == "float32":
         n_k = integer("n_k", n_k)
         return float(2 * naive_error + max(4, math.sqrt(n_k)) * np.finfo(np.float32).eps * largest)
     return float(1e-12 * max(1, max_score) * largest)
@@ -180,7 +192,7 @@ def gradient_bounds(
             f"dout {np.shape(dout)}, naive_errors {naive_errors!r}: give dout as q {np.shape(q)}, and three errors"
         )
     sizes, S, L = _sizes_of_terms(q, k, v, dout, scale, masks)
-    eps = np.finfo(_checked(dtype)).eps
+    eps = np.finfo(_checked(dtype, SINGLES)).eps
     if max_score is None:
         max_score = np.abs(S).max(initial=1)
     unit = 4 * eps if eps > 1e-12 else 1e-12 * max(1, max_score)
@@ -204,7 +216,7 @@ def naive_gradient_bounds(q, k, v, dout, scale=None, dtype="float32", **masks):
     (N, d), N_k = q.shape[-2:], k.shape[-2]
     group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
     roundings = 2 * (2 * d * A + N_k + 8) + 2 * d + N_k + N * group
-    return {name: float(roundings * np.finfo(_checked(dtype)).eps * size) for name, size in sizes.items()}
+    return {name: float(roundings * np.finfo(_checked(dtype, SINGLES)).eps * size) for name, size in sizes.items()}
 
 
 def _sizes_of_terms(q, k, v, dout, scale, masks):
@@ -224,17 +236,120 @@ def _sizes_of_terms(q, k, v, dout, scale, masks):
     return {name: size.max(initial=0) for name, size in sizes.items()}, S, L
 
 
+ROUNDOFF = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}  # relative; below the normal numbers
+EPS = 2.0**-23  # of float32: twice the roundoff, since tensor cores may cut off where they add
+
+
+def half_bounds(q, k, v, scale=None, dtype="float16", *, exact_scores=False, **masks):
+    """The largest |error| of each element that counts as exact, for halves -> {"out": …, "lse": …}, arrays.
+
+    q, k, v: the inputs, rounded to `dtype` ("float16" or "bfloat16") already; masks: the keywords of
+    `reference.weights`. The bound is for the algorithm that tensor cores run: S and O are summed in float32 from exact
+    products of halves; P = exp(S − m) is rounded to a half before it meets V, with l the sum of P in float32, and O is
+    rounded to a half at the end. It is no estimate: no kernel of that kind is further off, in whatever order it sums.
+    With u the roundoff of a half, eps = 2⁻²³, A_i = max_j |scale| Σ|q_i||k_j|, and T = P|V| with exact weights P:
+
+    1. Argument of exp. A sum of d products is off by at most d · eps · A; the products with scale and log₂ e, the one
+       of m with them, and the difference take a few eps · A more: η = (d + 8) · eps · A. (exact_scores: 8 · eps · A.)
+    2. exp has a few eps of its own. So each weight is off by a factor within 1 ± ρ, ρ = e^(η + 8 eps) − 1; the sum l
+       moves with its terms, so that O moves by at most 2ρ · T.
+    3. P rounded to a half: u · T. Where a half of a P below the normal numbers of float16 is a multiple of 2⁻²⁴, it is
+       off by 2⁻²⁵ at most: 2⁻²⁵ · Σ_j |V_j| / l over the keys that are seen, with l relative to the largest weight.
+    4. Sums over N_k keys of l and of PV, and what rescales them: 2 · (N_k + 8) · eps · T.
+    5. O rounded to a half: u · |O| and of the error so far, and 2⁻²⁵.
+
+    out: (1 + u) · ((u + 2ρ + 2 (N_k + 8) eps) · T + 2⁻²⁵ Σ|V| / l) + u |O| + 2⁻²⁵. For float16 that is some 10⁻³ of
+    the terms, for bfloat16 some 10⁻²: a key that is missing or seen by mistake shows as soon as its weight in any row
+    is larger. lse: ρ + (N_k + 8) · eps for log l, and 4 · eps · (A + |L|) for the sum with m.
+    """
+    u, tiny, _, V, P, L, S, rho, A = _half_terms(q, k, v, scale, dtype, exact_scores, masks)
+    N_k = V.shape[-2]
+    m = np.where(np.isneginf(L), 0, S.max(axis=-1, initial=-np.inf, where=P > 0))
+    l = np.exp(np.where(np.isneginf(L), 0, L - m))[..., None]
+    first = (u + 2 * rho + 2 * (N_k + 8) * EPS) * (P @ np.abs(V)) + tiny * ((P > 0) @ np.abs(V)) / l
+    out = (1 + u) * first + u * np.abs(P @ V) + tiny
+    size = A[..., 0] + np.where(np.isneginf(L), 0, np.abs(L))
+    return {"out": out, "lse": rho[..., 0] + (N_k + 8) * EPS + 4 * EPS * size}
+
+
+def _half_terms(q, k, v, scale, dtype, exact_scores, masks):
+    """u, 2⁻²⁵ or its like, Q and V in float64 with a head for each of q, P, L, S; ρ and A, a number for each row."""
+    u, tiny = ROUNDOFF[_checked(dtype, HALVES)]
+    Q, K, V = (widened(x).astype(np.float64) for x in (q, k, v))
+    reference._check_shapes(Q, K, V)
+    S = reference.scores(Q, K, scale)
+    P, L, _ = reference.weights(S, **masks)
+    A = reference.scores(np.abs(Q), np.abs(K), abs(reference._scale(Q, scale))).max(axis=-1, initial=0, keepdims=True)
+    rho = np.expm1(np.minimum((8 if exact_scores else Q.shape[-1] + 8) * EPS * A + 8 * EPS, 700))
+    return u, tiny, Q, reference._repeat_heads(V, Q), P, L, S, rho, A
+
+
+def half_gradient_bounds(q, k, v, dout, scale=None, dtype="float16", *, exact_scores=False, **masks):
+    """The largest |error| of each element of dq, dk and dv that counts as exact, for halves -> {"dq": …, …}, arrays.
+
+    Arguments as for `half_bounds`, dout rounded like them. The bound is for the algorithm that tensor cores run: S, dP
+    and all gradients are summed in float32 from products of halves; P = exp(S − L) and dS = P ∘ (dP − D) are rounded to
+    halves before they are multiplied, with D the row sums of dO ∘ O and O and L those of a forward pass within
+    `half_bounds`. In the names of that function, with B the bound of O and λ that of L:
+
+    1. P is off by a factor within 1 ± σ, σ = (1 + ρ) e^λ − 1, and by u more once it is rounded (dS may be formed from
+       the rounded P, as well), or by 2⁻²⁵.
+    2. D is off by δ = Σ|dO| B + (d + 8) · eps · Σ|dO||O|, dP by (d + 8) · eps · |dO||V|ᵀ =: ε.
+    3. dS is off by E + P δ, with E = (σ + u + 4 eps) |dS| + 2⁻²⁵ |dP − D| + (1 + σ + u) P ε; rounded to a half, by u of
+       itself more, or by 2⁻²⁵.
+    4. dQ = scale · dS K. The error of D is one number for the whole row: it adds |scale| · δ · |P K| alone, not δ P|K|.
+       The rest is |scale| · (u |dS| + E) |K|, N_k sums (N_k + 8) · eps · |scale| · |dS||K|, and 2⁻²⁵ Σ|K|.
+    5. dK the same with the columns of dS, where each row has its own δ: |scale| · (u |dS| + E + P δ)ᵀ |Q|, and N sums
+       over each head that shares the key; dV: (u + σ) · Pᵀ|dO|, the sums, and 2⁻²⁵ Σ|dO|.
+    6. The results, rounded to halves: u of each and of its error, and 2⁻²⁵.
+    """
+    u, tiny, Q, V, P, _, _, rho, _ = _half_terms(q, k, v, scale, dtype, exact_scores, masks)
+    K, dO = reference._repeat_heads(widened(k).astype(np.float64), Q), widened(dout).astype(np.float64)
+    if dO.shape != Q.shape:
+        raise ValueError(f"dout {dO.shape}: give it the shape of q, {Q.shape}")
+    forward = half_bounds(q, k, v, scale, dtype, exact_scores=exact_scores, **masks)
+    tau, d, seen = abs(reference._scale(Q, scale)), Q.shape[-1], P > 0
+    sharing = Q.shape[-3] // np.shape(k)[-3] if Q.ndim > 2 else 1
+    sums_k, sums_q = K.shape[-2] + 8, Q.shape[-2] * sharing + 8
+
+    def t(x):
+        return np.swapaxes(x, -1, -2)
+
+    O = P @ V
+    sigma = np.expm1(np.minimum(np.log1p(rho) + forward["lse"][..., None], 700))
+    delta = (np.abs(dO) * (forward["out"] + (d + 8) * EPS * np.abs(O))).sum(axis=-1, keepdims=True)
+    inner = np.abs(dO @ t(V) - (dO * O).sum(axis=-1, keepdims=True))  # |dP − D|
+    dS = P * inner
+    E = (sigma + u + 4 * EPS) * dS + tiny * inner * seen
+    E += (1 + sigma + u) * P * ((d + 8) * EPS * (np.abs(dO) @ t(np.abs(V))))
+    rounding, least = (1 + u) * E + u * dS, max(1, tau) * tiny
+    of_rows = rounding + (1 + u) * P * delta
+    group = {
+        "dq": tau * ((rounding + sums_k * EPS * dS) @ np.abs(K) + (1 + u) * (1 + sigma) * delta * np.abs(P @ K)),
+        "dk": tau * (t(of_rows + sums_q * EPS * dS) @ np.abs(Q)),
+        "dv": (1 + u) * t((u + sigma + sums_q * EPS) * P) @ np.abs(dO),
+    }
+    group["dq"] += least * (seen @ np.abs(K)) + tau * (1 + u) * (sigma + u) * delta * (P @ np.abs(K))
+    group["dk"] += least * (t(seen) @ np.abs(Q))
+    group["dv"] += tiny * (t(seen) @ np.abs(dO))
+    for name, like in (("dk", k), ("dv", v)):
+        group[name] = reference._sum_heads(group[name], np.shape(like))
+    truth = reference.attention_backward(q, k, v, dout, scale, **masks)
+    return {name: (1 + u) * group[name] + u * np.abs(right) + tiny for name, right in zip(group, truth)}
+
+
 # ---------------------------------------------------------------------------------------------------- the comparison
 
 
-def _checked(dtype):
-    """The name of a dtype; ValueError unless it is float32 or float64."""
+def _checked(dtype, dtypes=DTYPES):
+    """The name of a dtype; ValueError unless it is one of `dtypes`."""
     try:
-        name = np.dtype(dtype).name if dtype is not None else None
+        name = name_of(dtype)
     except TypeError:
         name = None
-    if name not in ("float32", "float64"):
-        raise ValueError(f'dtype is {dtype!r}: give "float32" or "float64"')
+    if name not in dtypes:
+        *most, last = (f'"{name}"' for name in dtypes)
+        raise ValueError(f"dtype is {dtype!r}: give {', '.join(most)} or {last}")
     return name
 
 
@@ -243,7 +358,7 @@ def _check_all(fn, form, cases, dtype, fault_of):
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}: give a function {form}")
     try:
-        chosen = list(_all_cases() if cases is None else cases)
+        chosen = list(_cases_of(dtype) if cases is None else cases)
     except TypeError:
         raise TypeError(
             f"cases is {cases!r:.60}: give a list of Case objects, as testing.cases() yields them"
@@ -288,15 +403,20 @@ def _backward_fault(fn, case, from_lse):
     )
     arguments = case.q, case.k, case.v, dout, case.scale
     how_far = {"from_lse": from_lse, "max_score": 1.0 if case.exact_scores else None}
-    limits = gradient_bounds(*arguments, dtype=case.q.dtype, **how_far)
+    is_half = name_of(case.q.dtype) in HALVES
+    if is_half:
+        limits = half_gradient_bounds(*arguments, case.q.dtype, exact_scores=case.exact_scores)
+    else:
+        limits = gradient_bounds(*arguments, dtype=case.q.dtype, **how_far)
     for (name, right), got in zip(expected.items(), result, strict=True):
         fault = _shape_fault(case, name, got, right)
         if fault is None and case.q.dtype == np.float32 and not _largest_error(got, right) <= limits[name]:
             limits = gradient_bounds(*arguments, _naive_gradient_errors(case, dout, expected), **how_far)
         how = "twice the naive kernel's error, and what rounding the terms of the sum explains"
+        how = "what rounding P, dS, O and the result explains" if is_half else how
         fault = fault or _beyond(name, _to_numpy(got), right, limits[name], how)
         if fault:
-            lost = f"; {FROM_LSE}" if case.exact_scores and not from_lse else ""
+            lost = f"; {FROM_LSE}" if case.exact_scores and not from_lse and not is_half else ""
             return fault + lost, None
     return None, None
 
@@ -309,7 +429,7 @@ def random_dout(case):
     if not isinstance(case, Case):
         raise TypeError(f"case is a {type(case).__name__}: give a Case")
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    return case.layout(rng.standard_normal(case.q.shape).astype(case.q.dtype))
+    return case.layout(rounded(rng.standard_normal(case.q.shape), case.q.dtype))
 
 
 def _called(fn, case, more):
@@ -322,7 +442,7 @@ def _called(fn, case, more):
     except Exception as error:
         return None, f"the function raised {type(error).__name__}: {error}", error
     for name, original in {"q": case.q, "k": case.k, "v": case.v, **more}.items():
-        if not np.array_equal(arrays[name], original, equal_nan=True):
+        if not np.array_equal(widened(arrays[name]), widened(original), equal_nan=True):
             what = f"the function changed {name}, its input (here a copy): let it write to an array of its own"
             return None, what, None
     return result, None, None
@@ -348,10 +468,12 @@ def _shape_fault(case, name, got, expected):
         return f"{name} is {got!r:.60}, a {type(got).__name__}: return a NumPy array"
     if got.shape != expected.shape:
         return f"{name} has shape {got.shape}, expected {expected.shape}"
-    if got.dtype != case.q.dtype:
-        return f"{name} has dtype {got.dtype}, expected {case.q.dtype}, that of q, k and v"
+    wanted = name_of(lse_dtype(case.q.dtype) if name == "lse" else case.q.dtype)
+    if name_of(got.dtype) != wanted:
+        of = "which goes with" if name == "lse" and wanted != name_of(case.q.dtype) else "that of"
+        return f"{name} has dtype {name_of(got.dtype)}, expected {wanted}, {of} q, k and v"
 
-    finite = np.isfinite(expected)
+    finite, got = np.isfinite(expected), widened(got)
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     strange = ~np.where(finite, np.isfinite(got), same)
     if strange.any():
@@ -366,7 +488,7 @@ def _shape_fault(case, name, got, expected):
 def _errors(got, expected):
     error = np.zeros(expected.shape)
     finite = np.isfinite(expected)
-    error[finite] = np.abs(_to_numpy(got)[finite] - expected[finite])
+    error[finite] = np.abs(widened(_to_numpy(got))[finite] - expected[finite])
     return error
 
 
@@ -375,19 +497,22 @@ def _largest_error(got, expected):
 
 
 def _beyond(name, got, expected, limit, how):
-    """The worst element, where an error is beyond the limit, or None."""
-    error = _errors(got, expected)
+    """The worst element, where an error is beyond the limit (a number, or one for each element), or None."""
+    error, got, limit = _errors(got, expected), widened(got), np.broadcast_to(limit, expected.shape)
     if (error <= limit).all():
         return None
-    at = tuple(map(int, np.unravel_index(error.argmax(), error.shape)))
+    at = tuple(map(int, np.unravel_index((error - limit).argmax(), error.shape)))
     return (
-        f"{_element(name, at)} is {got[at]:.9g}, expected {expected[at]:.9g}: error {error[at]:.2e}, bound {limit:.2e} "
-        f"({how}); {(error > limit).sum()} of {error.size} elements are beyond the bound"
+        f"{_element(name, at)} is {got[at]:.9g}, expected {expected[at]:.9g}: error {error[at]:.2e}, bound "
+        f"{limit[at]:.2e} ({how}); {(error > limit).sum()} of {error.size} elements are beyond the bound"
     )
 
 
 def _limit(case, name, expected, naive_error):
     """(the `bound` for out or lse, how it comes about). The size of lse counts as 1 at least: 0 is the log of 1."""
+    if name_of(case.q.dtype) in HALVES:
+        arguments = case.q, case.k, case.v, case.scale, case.q.dtype
+        return half_bounds(*arguments, exact_scores=case.exact_scores)[name], "what rounding P, O and sums explains"
     size, how = expected[np.isfinite(expected)], "max|reference|"
     if name == "lse":
         size, how = np.append(size, 1), "max(1, max|reference|)"
@@ -473,6 +598,10 @@ def _integers(name, make, *, n=19, m=37, d=16):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     q, k = make(rng, n, m, d)
     return Case(name, q, k, rng.standard_normal((m, d)) + 1, 0.25, exact_scores=True)
+
+
+def _cases_of(dtype):
+    return _half_cases() if dtype in HALVES else _all_cases()
 
 
 def _all_cases():
@@ -561,7 +690,7 @@ def _dominating(at):
     return make
 
 
-def _layouts():
+def _layouts(shapes=((3, 17, 12), (3, 21, 12))):
     for name, layout in (
         ("every second feature of a wider array", _strided(-1)),
         ("every second row of a longer array", _strided(-2)),
@@ -573,15 +702,47 @@ def _layouts():
         ("one head broadcast over all", lambda x: np.broadcast_to(x[:1], x.shape)),
         ("read-only", _read_only),
     ):
-        yield _random(f"layout: {name}", (3, 17, 12), (3, 21, 12), layout=layout)
-    yield _random("layout: 2-D, Fortran order", (17, 12), (21, 12), layout=np.asfortranarray)
+        yield _random(f"layout: {name}", *shapes, layout=layout)
+    yield _random("layout: 2-D, Fortran order", *(shape[1:] for shape in shapes), layout=np.asfortranarray)
+
+
+def _half_cases():
+    """Cases for stages with large tiles and halves, in float64: |numbers| of float16 end at 65,504."""
+    for d in (64, 128):
+        for n in (1, 2, 63, 64, 65, 127, 128, 129, 177, 192, 193, 257, 385):
+            yield _random(f"N = {n}, d = {d}", (n, d), (n, d))
+        for n, m in ((1, 300), (300, 1), (64, 129), (129, 64), (65, 257), (200, 130), (16, 400), (130, 1000)):
+            yield _random(f"N_q = {n}, N_k = {m}, d = {d}", (n, d), (m, d))
+        for n, m in ((5, 0), (0, 5), (0, 0)):
+            yield _random(f"N_q = {n}, N_k = {m}, d = {d}", (n, d), (m, d))
+        for heads, kv_heads in ((3, 3), (4, 1), (4, 2), (6, 3)):
+            yield _random(f"{heads} heads on {kv_heads}, d = {d}", (heads, 70, d), (kv_heads, 133, d))
+        yield _random(f"batch 2, 4 heads on 2, d = {d}", (2, 4, 70, d), (2, 2, 133, d))
+    for scale in (1.0, 0.3, -0.4, 0.0):
+        yield _random(f"scale {scale}", (70, 64), (133, 64), scale=scale)
+    case = _random("negative scores: empty columns would outweigh them", (70, 64), (133, 64))
+    yield replace(case, q=np.abs(case.q) + 3, k=-np.abs(case.k) - 3)
+    for name, scores in (("rising", np.linspace(-60, 60, 300)), ("falling", np.linspace(60, -60, 300))):
+        case = _random(f"{name} scores", (70, 64), (300, 64))
+        q, k = np.abs(case.q), case.k.copy()
+        q[:, 0], k[:, 0] = 4, scores
+        yield replace(case, q=q, k=k)
+    for size in (1e3, 1e-3):
+        case = _random(f"V of size {size:.0e}", (70, 64), (133, 64))
+        yield replace(case, v=case.v * size)
+    for score, q_value, k_value in ((-800, -5, 10), (8192, 32, 16), (-8192, -32, 16)):
+        yield _integers(f"every score {score}", _constant(q_value, k_value), n=70, m=133, d=64)
+    for name, at in (("first", 0), ("middle", 70), ("last", -1)):
+        yield _integers(f"one dominating key, the {name}", _dominating(at), n=70, m=133, d=64)
+    yield from _layouts(((3, 70, 64), (3, 133, 64)))
 
 
 def _strided(axis):
     """A view of every second element along `axis`; NaN in between."""
 
     def layout(x):
-        wide = np.full([2 * size if i == x.ndim + axis else size for i, size in enumerate(x.shape)], np.nan, x.dtype)
+        wide = np.empty([2 * size if i == x.ndim + axis else size for i, size in enumerate(x.shape)], x.dtype)
+        wide.view(np.uint8)[...] = 0xFF  # NaN in every format
         view = np.moveaxis(np.moveaxis(wide, axis, 0)[::2], 0, axis)
         view[...] = x
         return view

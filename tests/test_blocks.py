@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numba_flash as nf
-from numba_flash.blocks import TILINGS, check_blocks, fitting_blocks, from_sides
+from numba_flash.blocks import TENSOR_CORE_PASSING, TILINGS, check_blocks, fitting_blocks, from_sides
 from numba_flash.engine.model import REGISTERS, STATIC_SHARED, THREADS
 from numba_flash.errors import SharedMemoryError
 from numba_flash.stages import PORTABLE
@@ -194,6 +194,15 @@ def test_a_stage_with_tiles_of_its_own(stage, d):
         fitting_blocks(stage, (32, 64), d=d, dtype="float16")
     with pytest.raises(ValueError, match=f"'paper' is not for stage '{stage}', which .* leave blocks out"):
         check_blocks(stage, "paper", d=d, dtype="float16")
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_shared_memory_of_the_backward_pass_on_tensor_cores(d):
+    """In bytes: K_j, V_j and twice Q_i, dO_i, L_i, D_i; or Q_i, dO_i and twice K_j, V_j."""
+    chosen = nf.choose_blocks("tensor_core", d=d, dtype="float16", direction="backward")
+    (queries, keys), (Br, Bc) = TENSOR_CORE_PASSING[d], chosen
+    own_keys = 2 * Bc * d * 2 + 2 * (2 * queries * d * 2 + 2 * queries * 4)
+    assert chosen.shared_bytes == max(own_keys, 2 * Br * d * 2 + 2 * 2 * keys * d * 2) <= 101_376  # of a GPU of 8.6
 
 
 @pytest.mark.parametrize("stage", NEW)

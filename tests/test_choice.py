@@ -124,6 +124,15 @@ def test_auto_takes_every_feature():
     np.testing.assert_allclose(atomic[0], nf.attention_backward(q, k, v, q, device="cpu")[0], atol=1e-6)
 
 
+def test_a_stage_without_a_backward_pass(gpu, monkeypatch):
+    monkeypatch.setitem(nf.STAGES, "hopper", replace(nf.STAGES["hopper"], backward=None))
+    with pytest.raises(ValueError, match="stage 'hopper' has no backward pass: pass stage='auto'"):
+        nf.attention_backward(*F16, F16[0], stage="hopper")
+    gpu(9, 0)
+    assert nf.choose_stage(d=64, dtype="float16").name == "hopper"
+    assert nf.choose_stage(d=64, dtype="float16", direction="backward").name == "tensor_core"
+
+
 def test_tiles_belong_to_a_stage():
     q, k, v = arrays((5, 4), None, "float32")
     with pytest.raises(ValueError, match=r"blocks=\(4, 4\): tiles belong to a stage, .* name the stage"):
@@ -224,12 +233,12 @@ REFUSED = {  # name: (q, k, v, keywords, error, all of the message)
     ),
     "d": (
         D96, {"stage": "tensor_core"}, ValueError,
-        r"q has shape \(5, 96\), so d = 96: stage 'tensor_core' takes d = 64 and 128; pad them with zeros to d = 128 "
-        "and pass the scale, or convert q, k and v to float32 and pass stage='register_tiled'",
+        r"q has shape \(5, 96\), so d = 96: stage 'tensor_core' takes d = 64 and 128; pad q, k and v with zeros to "
+        "d = 128 and pass the scale, or convert them to float32 and pass stage='register_tiled'",
     ),
     "d beyond the largest": (
         arrays((5, 200)), {"stage": "hopper"}, ValueError,
-        r"q has shape \(5, 200\), so d = 200: stage 'hopper' takes d = 64 and 128; convert q, k and v to .*",
+        r"q has shape \(5, 200\), so d = 200: stage 'hopper' takes d = 64 and 128; convert them to .*",
     ),
     "dropout": (
         F16, {"stage": "hopper", "dropout_p": 0.1}, ValueError,

@@ -15,6 +15,10 @@ import pytest
 import numba_flash as nf
 from numba_flash import __main__ as cli
 from numba_flash import reference, testing
+from numba_flash.dtypes import rounded, widened
+from numba_flash.hbm.ledger import Bill
+
+from . import halves
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = "lessons", "bill", "figures", "doctor", "bench", "listing", "play", "check", "lab", "exam"
@@ -79,7 +83,10 @@ def test_version_and_help(run):
         ("bill --blocks 0", "argument --blocks: '0' is not valid"),
         ("bill --stage naive --blocks 8", "'naive' has no tiles"),
         ("bill --stage flash9", "invalid choice: 'flash9'"),
-        ("bill --dtype float16", "invalid choice: 'float16'"),
+        ("bill --dtype float8", "invalid choice: 'float8'"),
+        ("bill --dtype float16", "dtype='float16': stage 'flash2' takes float32 and float64; pass dtype='float32'"),
+        ("bill --stage hopper --dtype float32", "stage 'hopper' takes float16 and bfloat16; pass dtype='float16'"),
+        ("bill --stage tensor_core --d 96 --predict-only", "d=96: stage 'tensor_core' takes d = 64 and 128; pad"),
         ("bill --device tpu", "invalid choice: 'tpu'"),
         ("bill --json no/such/folder/file", "the folder of 'no/such/folder/file' does not exist"),
         ("bill --json .", "cannot be written"),
@@ -99,7 +106,9 @@ def test_a_value_that_will_not_do(run, line, says):
     assert err.splitlines()[-1].startswith("python -m numba_flash")
 
 
-@pytest.mark.parametrize("line", ["bill --n 8 --device sim", "bill --stage naive --n 500000"])
+@pytest.mark.parametrize(
+    "line", ["bill --n 8 --device sim", "bill --stage hopper --device cpu", "bill --stage naive --n 500000"]
+)
 def test_what_this_machine_cannot_do_is_one_line(run, line):
     status, out, err = run(*line.split())
     assert status == 1
@@ -449,3 +458,37 @@ def test_output_is_ascii_where_there_is_no_unicode():
         assert (done.stdout + done.stderr).isascii()
         assert "\x1b" not in done.stdout
         assert max(map(len, done.stdout.splitlines()), default=0) <= 80
+
+
+@pytest.mark.parametrize("stage", ["tensor_core", "hopper"])
+def test_a_bill_of_halves_is_predicted_without_a_gpu(run, stage):
+    status, out, _ = run("bill", "--stage", stage, "--n", 1000, "--causal", "--predict-only", "--json")
+    assert status == 0
+    predicted = nf.predict(stage, n=1000, d=64, causal=True, dtype="float16")
+    assert Bill.from_json(json.dumps(json.loads(out)["predicted"])) == predicted
+    status, out, _ = run("bill", "--stage", stage, "--n", 1000, "--dtype", "bfloat16", "--predict-only")
+    assert status == 0 and "elements of 2 and 4 bytes" in out and "bfloat16" in out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_errors_of_halves(monkeypatch, dtype, wrong):
+    """The figures that a bill shows: of the emulation, within the bound; of one with an element that is off, beyond."""
+    halves.install(monkeypatch, "hopper")
+    flags = argparse.Namespace(n=70, n_k=133, d=64, heads=4, kv_heads=2, batch=2, dtype=dtype, seed=0, causal=True,
+                               stage="hopper", direction="forward", dropout=0.0, return_lse=False, split_kv=None,
+                               blocks=None, atomics=False)  # fmt: skip
+    given, work = cli.prepare(flags, "cpu")
+    out = work()
+    if wrong:
+        out = rounded(widened(out) + 0.2 * (np.arange(out.size) == 999).reshape(out.shape), dtype)
+    error, naive, limit = cli.errors(flags, out, *given, "cpu")
+    assert naive is None and (error > limit) == wrong and 0 < limit < 0.1
+    flags.direction = "both"
+    given, work = cli.prepare(flags, "cpu")
+    gradients = list(work())
+    if wrong:
+        gradients[1] = rounded(widened(gradients[1]) * 1.5, dtype)
+    found = cli.gradient_errors(flags, gradients, *given, "cpu")
+    assert [error > limit for error, _, limit in found.values()] == [False, wrong, False]
+    assert all(naive is None for _, naive, _ in found.values())

@@ -420,7 +420,7 @@ def test_a_broken_yardstick_of_gradients_is_noticed(monkeypatch):
     "arguments, error, message",
     [
         ({"fn": 3}, TypeError, r"fn is 3: give a function fn\(q, k, v, scale\)"),
-        ({"dtype": "float16"}, ValueError, 'dtype is \'float16\': give "float32" or "float64"'),
+        ({"dtype": "int8"}, ValueError, 'dtype is \'int8\': give "float16", "bfloat16", "float32" or "float64"'),
         ({"dtype": "single precision"}, ValueError, "dtype is 'single precision'"),
         ({"cases": []}, ValueError, "cases is empty"),
         ({"cases": [(1, 2, 3)]}, TypeError, "cases holds a tuple: give testing.Case"),

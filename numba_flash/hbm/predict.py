@@ -12,23 +12,37 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ..blocks import KEY_THREADS, TILINGS, boolean_tiles, check_blocks, filled_up, mask_blocks, passing, stream, tiles
+from ..blocks import (
+    KEY_THREADS,
+    TENSOR_CORE_PASSING,
+    TILINGS,
+    boolean_tiles,
+    check_blocks,
+    filled_up,
+    mask_blocks,
+    passing,
+    stream,
+    tiles,
+)
 from ..checks import (
     check_deterministic,
     check_sparse,
     check_split,
     check_stage,
+    dtype_name,
     integer,
     itemsize,
     probability,
     truth,
 )
+from ..choice import Needs, check_takes
 from ..engine.model import STATIC_SHARED
 from ..stages import STAGES
 from .ledger import Bill, Count
 
 DIRECTIONS = ("forward", "backward", "both")
 BYTES = ("mask", "block_mask", "Z")  # tensors of one byte per element
+AT_LEAST_4 = ("L", "D", "queue")  # of 4 bytes where the others have 2
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,13 @@ class Problem:
         if not self.causal:
             return tiles(self.N, Br) * tiles(self.N_k, Bc)
         return sum(tiles(max(0, min(i + Br, self.N) + self.N_k - self.N), Bc) for i in range(0, self.N, Br))
+
+    def rows_of_steps(self, Br, Bc, least):
+        """Keys in the tiles of Bc, whole ones, that a tile of Br queries visits, at least `least`, over all of them."""
+        if not self.causal:
+            return tiles(self.N, Br) * self.N_k
+        seen = (max(0, min(i + Br, self.N) + self.N_k - self.N) for i in range(0, self.N, Br))
+        return sum(min(self.N_k, Bc * max(least, tiles(keys, Bc))) for keys in seen)
 
     def steps_of_rows(self, Br, Bc):
         """Tiles of keys that the rows go through, summed over the rows."""
@@ -372,6 +393,56 @@ def register_tiled(p):
     return {"register_tiled": Kernel(loads, {"O": N * d, "L": N}, flops)}
 
 
+@closed_form("tensor_core")
+def tensor_core(p):
+    """flash2's traffic, but for the mask: a thread asks for each pair, and for rows beyond N as for the last.
+
+    Its work is by whole tiles. A score: two products, scale, max, subtract, exp, sum. A row at each step: O rescaled,
+    and by each of 4 threads a max of two others, subtract and exp for the factor, l rescaled. At the end the sum of 4
+    parts of l, by 4 threads, 1 / l by each, a row O times that, and L formed, 2.
+    """
+    N, N_k, d = p.N, p.N_k, p.d
+    Br, Bc = p.blocks
+    keys, _ = p.keys_of_tiles(Br)
+    filled = tiles(N, Br) * Br
+    mask = {"mask": p.pairs + (filled - N) * N_k} if p.masked else {}
+
+    def flops():
+        work = p.steps(Br, Bc) * Br * (Bc * (4 * d + 5) + d + 4 * (2 + 2 + 1))
+        return work + 4 * (2 * filled + p.rows + (filled - N) * bool(N_k)) + N * d + 2 * p.rows
+
+    return {"tensor_core": Kernel({"Q": N * d, "K": keys * d, "V": keys * d, **mask}, {"O": N * d, "L": N}, flops)}
+
+
+@closed_form("hopper")
+def hopper(p):
+    """flash2's traffic in whole tiles of keys, of which a tile of queries visits one at least; no keys, no launch.
+
+    Each warp, of 16 rows, asks for the mask of each key. `queue`, which hands out the tiles, is of the whole launch: an
+    atomic a tile, and one store. Work by whole tiles, O rescaled at each step (the kernel leaves out most of that). A
+    score: two products, max, scale, subtract, exp, sum. A row at each step: O rescaled, and by each of 4 threads m
+    times scale, a max of two others, subtract, scale and exp for the factor, l rescaled. At the end the sum of 4 parts
+    of l, by 4 threads, 1 / l by each, O times that, and L formed, 4.
+    """
+    N, N_k, d = p.N, p.N_k, p.d
+    Br, Bc = p.blocks
+    if not N_k:
+        return {}
+    keys = p.rows_of_steps(Br, Bc, least=1)
+    mask = {"mask": Br // 16 * keys} if p.masked else {}
+
+    def flops():
+        Tr = tiles(N, Br)
+        steps = Tr * tiles(N_k, Bc)
+        if p.causal:
+            steps = sum(max(1, tiles(min(i + Br, N) + N_k - N, Bc)) for i in range(0, N, Br))
+        return steps * Br * (Bc * (4 * d + 5) + d + 4 * (1 + 2 + 3 + 1)) + Tr * Br * (4 * 3 + d + 4)
+
+    loads = {"Q": N * d, "K": keys * d, "V": keys * d, **mask}
+    stores = {"O": N * d, "L": N, "queue": Fraction(1, p.heads)}
+    return {"hopper": Kernel(loads, stores, flops, atomics={"queue": tiles(N, Br)})}
+
+
 def flash2_split(p):
     """Blocks that share the keys of a query, each in tiles of Bc; and one thread per element of O to merge their parts.
 
@@ -564,6 +635,43 @@ def register_tiled_backward(p):
     return {name: replace(kernel, flops=flops[name]) for name, kernel in flash2.items()}
 
 
+@closed_form("tensor_core", "backward")
+def tensor_core_backward(p):
+    """flash2's traffic, split by owner; four threads of backward_dQ ask for L and D of a row, four for a key's mask.
+
+    Its work is by whole tiles. A score: the products of d that the kernel needs, scale, subtract, exp, dP − D, times P.
+    At the end dQ and dK are multiplied by scale, dV by 1. D: a product and a sum an element, and for each row X = d/8
+    threads, which add log₂ X times.
+    """
+    N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
+    Br, Bc = p.blocks
+    queries, step = TENSOR_CORE_PASSING[d]
+    rows, _ = p.queries_of_tiles(Bc)
+    passing_keys, _ = p.keys_of_tiles(Br)
+    filled, X = tiles(N, Br) * Br, d // 8
+    key_mask = {"mask": p.share * 4 * N_k} if p.masked else {}
+    query_mask = {"mask": p.pairs + (filled - N) * N_k} if p.masked else {}
+
+    def key_flops():
+        steps = tiles(N_k, Bc) * tiles(N, queries)
+        if p.causal:
+            steps = sum(tiles(N - max(0, j + N - N_k), queries) for j in range(0, N_k, Bc))
+        return steps * Bc * queries * (8 * d + 5) + 2 * keys
+
+    def query_flops():
+        return p.steps(Br, step) * Br * step * (6 * d + 5) + N * d
+
+    of_a_block = 128 // X  # rows
+    adds = tiles(N, of_a_block) * of_a_block * X * (X.bit_length() - 1)
+    key_loads = {"Q": rows * d, "K": keys, "V": keys, "dO": rows * d, "L": rows, "D": rows, **key_mask}
+    query_loads = {"Q": N * d, "K": passing_keys * d, "V": passing_keys * d, "dO": N * d, "L": 4 * N, "D": 4 * N}
+    return {
+        "rowsum": Kernel({"dO": N * d, "O": N * d}, {"D": N}, flops=2 * N * d + adds),
+        "backward_dKdV": Kernel(key_loads, {"dK": keys, "dV": keys}, key_flops),
+        "backward_dQ": Kernel({**query_loads, **query_mask}, {"dQ": N * d}, query_flops),
+    }
+
+
 def ideal_backward(p):
     """Algorithm 3 of the paper, each step reading its operands once."""
     N, N_k, d, keys = p.N, p.N_k, p.d, p.share * p.N_k * p.d
@@ -603,7 +711,8 @@ def predict(
     """The bill of `stage` before it runs, equal to what the ledger counts -> Bill.
 
     n queries, n_k keys (default n), d columns a head; `heads` query heads and `kv_heads` key and value heads (default
-    the same; heads must be a multiple) in each of `batch`. `dtype` is float32 or float64. `blocks`, for a stage with
+    the same; heads must be a multiple) in each of `batch`. `dtype` is float32 or float64, for tensor_core and hopper
+    "float16" or "bfloat16". `blocks`, for a stage with
     tiles: T or (T, T) where they are square, (Br, Bc) for flash and flash2, of any size, also one that no device could
     hold; "paper" for line 1 of Algorithm 1; None for what fits `sram` bytes of shared memory per block (see
     `choose_blocks`). Pure arithmetic on Python integers, so exact at any size.
@@ -620,6 +729,7 @@ def predict(
     TypeError or ValueError for an argument that has no meaning: it names the argument, its value and the way out.
     Source: Dao et al. 2022, arXiv:2205.14135, Algorithms 0, 1, 3 and 4; Dao 2023, arXiv:2307.08691, Algorithms 1 and 2.
     """
+    _check_taken(stage, dtype, d, dropout_p)
     sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask, split_kv)
     return _bill(*_problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic))
 
@@ -646,6 +756,7 @@ def flops(
     deterministic=True,
 ):
     """Floating-point operations that `stage` executes, padding of tiles included -> int. Arguments as for `predict`."""
+    _check_taken(stage, dtype, d, dropout_p)
     sizes, masks = (n, d, n_k, heads, kv_heads, batch), (causal, key_mask, dropout_p, block_mask, split_kv)
     kernels, p = _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, deterministic)
     work = (kernel.flops() if callable(kernel.flops) else kernel.flops for kernel in kernels.values())
@@ -686,7 +797,16 @@ def kept(stage, *, n, n_k=None, heads=1, batch=1, dropout_p=0.0):
         "flash": {"l": rows, "m": rows},
         "flash2": {"L": rows},
         "register_tiled": {"L": rows},
+        "tensor_core": {"L": rows},
+        "hopper": {"L": rows},
     }[stage]
+
+
+def _check_taken(stage, dtype, d, dropout_p):
+    """ValueError where a stage does not compute in `dtype`, with d columns or with dropout."""
+    check_stage(stage, _FORMS["forward"])
+    p_drop = probability("dropout_p", dropout_p)
+    check_takes(STAGES[stage], Needs(dtype_name(dtype), integer("d", d, 1), dropout_p=p_drop))
 
 
 def _bill(kernels, p):
@@ -695,7 +815,8 @@ def _bill(kernels, p):
         tensors = bill[name] = {}
         for tensor in kernel.loads | kernel.stores | kernel.atomics:
             counts = (p.heads * kind.get(tensor, 0) for kind in (kernel.loads, kernel.stores, kernel.atomics))
-            tensors[tensor] = Count(*map(int, counts), itemsize=1 if tensor in BYTES else p.itemsize)
+            itemsize = 1 if tensor in BYTES else max(4, p.itemsize) if tensor in AT_LEAST_4 else p.itemsize
+            tensors[tensor] = Count(*map(int, counts), itemsize=itemsize)
     return Bill(bill)
 
 
@@ -756,5 +877,7 @@ def _problem(stage, sizes, masks, direction, dtype, blocks, sram, return_lse, de
         parts = {direction: problem(direction, blocks)}
     kernels = {}
     for part, p in parts.items():
+        if n and stage not in _FORMS[part]:
+            raise ValueError(f"direction={direction!r}: stage {stage!r} has no closed form of its backward pass yet")
         kernels |= _FORMS[part][stage](p) if n else {}
     return kernels, p

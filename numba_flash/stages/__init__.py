@@ -15,10 +15,10 @@ def numba_type(dtype):
     return from_dtype(dtype)
 
 
-def launch_if_any(kernel, grid, block, *args, device=None):
+def launch_if_any(kernel, grid, block, *args, **how):
     """`launch`, unless the grid holds no block: where there are no keys, there is nothing to compute for them."""
     if all(grid):
-        launch(kernel, grid, block, *args, device=device)
+        launch(kernel, grid, block, *args, **how)
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Stage:
     All functions take and return arrays on the device; a Mask says what is left out and what is dropped.
     forward(Q, K, V, scale, *, mask, blocks, return_lse, device) -> O and L or None.
     backward(Q, K, V, dO, scale, *, O, L, mask, blocks, device) -> dQ, dK, dV; without O and L it runs the forward pass
-    and keeps of it what its algorithm wants. backward_atomic: the same with atomics, or None where the stage has no
-    such variant.
+    and keeps of it what its algorithm wants. backward_atomic: the same with atomics. Either is None where the stage has
+    no such pass.
     forward_split(Q, K, V, scale, splits, *, mask, blocks, device) -> O and L, by several blocks for the keys of one
     query, or None. fused: whether S and P stay on chip.
 
@@ -43,7 +43,7 @@ class Stage:
     deletes: str
     paper: str
     forward: Callable
-    backward: Callable
+    backward: Callable | None
     backward_atomic: Callable | None = None
     forward_split: Callable | None = None
     fused: bool = False

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numba_flash.blocks import TENSOR_CORE_PASSING, choose_blocks
 from numba_flash.hbm.ledger import Bill, Count
 from numba_flash.hbm.predict import algorithm0, flops, predict
-from numba_flash.stages import STAGES
+from numba_flash.stages import PORTABLE
 
 
 class Meter:
@@ -104,6 +107,126 @@ def run_tiled(N, N_k, d, T, return_lse):
     return meter
 
 
+def seen(i, keys, causal):
+    """How many keys the queries up to aligned i may see."""
+    return max(0, min(i + 1, keys)) if causal else keys
+
+
+def run_tensor_core(N, N_k, d, Br, Bc, causal, masked):
+    """Tile by tile: copies of whole rows as far as there are any; a pair's mask; work on whole tiles."""
+    meter = Meter()
+
+    def rows(tensor, count, kind):
+        for _ in range(count * d):
+            kind("tensor_core", tensor)
+
+    for i0 in range(0, N, Br):
+        keys = seen(min(i0 + Br, N) - 1 + N_k - N, N_k, causal)
+        rows("Q", min(Br, N - i0), meter.load)
+        for j in range(0, keys, Bc):
+            rows("K", min(Bc, keys - j), meter.load)
+            rows("V", min(Bc, keys - j), meter.load)
+            for r in range(Br):
+                for c in range(Bc):
+                    meter.flops += 4 * d + 5  # two products; scale, max, subtract, exp, sum
+                    if masked and j + c < seen(i0 + r + N_k - N, keys, causal):
+                        meter.load("tensor_core", "mask")
+                meter.flops += d  # O rescaled
+                for _ in range(4):  # the threads that share a row
+                    meter.flops += 2 + 2 + 1  # max of two others; subtract, exp; l rescaled
+        for r in range(Br):
+            has_keys = seen(i0 + r + N_k - N, keys, causal) > 0
+            meter.flops += 4 * 2 + 4 * has_keys  # two sums by each thread; 1 / l
+            if i0 + r < N:
+                meter.flops += d + 2 * has_keys  # O / l; log, sum
+                meter.store("tensor_core", "L")
+        rows("O", min(Br, N - i0), meter.store)
+    return meter
+
+
+def run_hopper(N, N_k, d, Br, Bc, causal, masked):
+    """One head: boxes of whole tiles as far as there are rows; each warp of 16 rows asks for the mask of its keys."""
+    meter = Meter()
+
+    def rows(tensor, count, kind):
+        for _ in range(count * d):
+            kind("hopper", tensor)
+
+    for i0 in range(0, N if N_k else 0, Br):
+        rows("Q", min(Br, N - i0), meter.load)
+        last = min(N_k, i0 + Br + N_k - N) if causal else N_k
+        for j in range(max(1, -(-last // Bc))):
+            rows("K", min(Bc, N_k - j * Bc), meter.load)
+            rows("V", min(Bc, N_k - j * Bc), meter.load)
+            for _ in range(Br // 16 if masked else 0):
+                for _ in range(min(Bc, N_k - j * Bc)):
+                    meter.load("hopper", "mask")
+            for _ in range(Br):
+                meter.flops += Bc * (4 * d + 5) + d
+                meter.flops += 4 * (1 + 2 + 3 + 1)
+        for r in range(Br):
+            meter.flops += 4 * 3 + d + 4
+            if i0 + r < N:
+                meter.store("hopper", "L")
+        rows("O", min(Br, N - i0), meter.store)
+    return meter
+
+
+def run_tensor_core_backward(N, N_k, d, causal, masked, group):
+    """All heads that share one of K: the kernels one after the other, tile by tile, in the tiles of the stage."""
+    meter = Meter()
+    Br, Bc = choose_blocks("tensor_core", d=d, dtype="float16", direction="backward")
+    queries, step = TENSOR_CORE_PASSING[d]
+
+    def rows(kernel, tensors, count, kind, width=d):
+        for tensor in tensors:
+            for _ in range(count * width):
+                kind(kernel, tensor)
+
+    for _ in range(group):
+        of_a_block, X = 128 // (d // 8), d // 8
+        for _ in range(-(-N // of_a_block) * of_a_block):
+            meter.flops += X * {8: 3, 16: 4}[X]  # X threads add 3 or 4 times
+        rows("rowsum", ("dO", "O"), N, meter.load)
+        meter.flops += 2 * N * d
+        rows("rowsum", ("D",), N, meter.store, 1)
+    for j in range(0, N_k, Bc):
+        own = min(Bc, N_k - j)
+        rows("backward_dKdV", ("K", "V"), own, meter.load)
+        for _ in range(group):
+            for i in range(max(0, j + N - N_k) if causal else 0, N, queries):
+                rows("backward_dKdV", ("Q", "dO"), min(queries, N - i), meter.load)
+                rows("backward_dKdV", ("L", "D"), min(queries, N - i), meter.load, 1)
+                meter.flops += Bc * queries * (8 * d + 5)
+        rows("backward_dKdV", ("mask",) if masked else (), own, meter.load, 4)
+        rows("backward_dKdV", ("dK", "dV"), own, meter.store)
+        meter.flops += 2 * own * d
+    for _ in range(group):
+        for i0 in range(0, N, Br):
+            own = min(Br, N - i0)
+            keys = seen(i0 + own - 1 + N_k - N, N_k, causal)
+            rows("backward_dQ", ("Q", "dO"), own, meter.load)
+            rows("backward_dQ", ("L", "D"), own, meter.load, 4)
+            for j in range(0, keys, step):
+                rows("backward_dQ", ("K", "V"), min(step, keys - j), meter.load)
+                meter.flops += Br * step * (6 * d + 5)
+                for r in range(Br if masked else 0):
+                    asked = max(0, min(seen(i0 + r + N_k - N, keys, causal), j + step) - j)
+                    rows("backward_dQ", ("mask",), asked, meter.load, 1)
+            rows("backward_dQ", ("dQ",), own, meter.store)
+            meter.flops += own * d
+    return meter
+
+
+def in_halves(meter):
+    """What a meter counted, with 2 bytes an element, 1 of a mask and 4 of L and D."""
+    sizes = {"mask": 1, "L": 4, "D": 4}
+    return {
+        kernel: {name: replace(count, itemsize=sizes.get(name, 2)) for name, count in tensors.items()}
+        for kernel, tensors in meter.kernels.items()
+    }
+
+
 lengths, columns, sides = st.integers(0, 9), st.integers(1, 6), st.integers(1, 5)
 sizes = st.fixed_dictionaries(
     {"n": st.integers(0, 3000), "n_k": st.integers(0, 3000), "d": st.integers(1, 300), "heads": st.integers(1, 8)},
@@ -133,6 +256,106 @@ def test_tiled_against_a_run_thread_by_thread(N, N_k, d, T, return_lse):
     meter = run_tiled(N, N_k, d, T, return_lse)
     assert predict("tiled", n=N, n_k=N_k, d=d, blocks=T, return_lse=return_lse) == Bill(meter.kernels)
     assert flops("tiled", n=N, n_k=N_k, d=d, blocks=(T, T), return_lse=return_lse) == meter.flops
+
+
+few = st.integers(0, 50)
+of_tensor_cores = given(
+    few,
+    few,
+    st.sampled_from([64, 128]),
+    st.sampled_from([16, 32, 48]),
+    st.integers(1, 33),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@of_tensor_cores
+def test_tensor_core_against_a_run_tile_by_tile(N, N_k, d, Br, Bc, causal, masked):
+    meter = run_tensor_core(N, N_k, d, Br, Bc, causal, masked)
+    how = {"n": N, "n_k": N_k, "d": d, "dtype": "float16", "blocks": (Br, Bc), "causal": causal, "key_mask": masked}
+    assert predict("tensor_core", **how).diff(Bill(in_halves(meter))) == []
+    assert flops("tensor_core", **how) == meter.flops
+
+
+@pytest.mark.parametrize("causal, masked", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("N, N_k", [(1, 1), (2, 70), (64, 64), (65, 63), (130, 129), (129, 260), (200, 66), (5, 0)])
+@pytest.mark.parametrize("d, group", [(64, 1), (128, 2)])
+def test_tensor_core_backward_against_a_run_tile_by_tile(N, N_k, d, group, causal, masked):
+    meter = run_tensor_core_backward(N, N_k, d, causal, masked, group)
+    how = {"n": N, "n_k": N_k, "d": d, "dtype": "float16", "causal": causal, "key_mask": masked}
+    how |= {"heads": group, "kv_heads": 1, "direction": "backward"}
+    assert predict("tensor_core", **how).diff(Bill(in_halves(meter))) == []
+    assert flops("tensor_core", **how) == meter.flops
+    both = predict("tensor_core", **how | {"direction": "both"})
+    assert both == predict("tensor_core", **how | {"direction": "forward"}) + predict("tensor_core", **how)
+
+
+@settings(deadline=None, max_examples=50)
+@of_tensor_cores
+def test_hopper_against_a_run_tile_by_tile(N, N_k, d, Br, Bc, causal, masked):
+    meter = run_hopper(N, N_k, d, Br, Bc, causal, masked)
+    kernels = in_halves(meter)
+    if kernels:
+        kernels["hopper"]["queue"] = Count(stores=1, atomics=-(-N // Br), itemsize=4)
+    how = {"n": N, "n_k": N_k, "d": d, "dtype": "bfloat16", "blocks": (Br, Bc), "causal": causal, "key_mask": masked}
+    assert predict("hopper", **how).diff(Bill(kernels)) == []
+    assert flops("hopper", **how) == meter.flops
+
+
+@pytest.mark.parametrize("stage", ["tensor_core", "hopper"])
+def test_heads_of_halves_add_but_for_the_queue(stage):
+    how = {"n": 300, "n_k": 200, "d": 64, "dtype": "float16", "key_mask": True, "causal": True}
+    one, many = predict(stage, **how), predict(stage, **how, heads=4, kv_heads=2, batch=3)
+    for tensor in ("Q", "K", "V", "mask", "O", "L"):
+        assert many[tensor] == one.scaled(12)[tensor]
+    assert flops(stage, **how, heads=4, batch=3) == 12 * flops(stage, **how)
+    if stage == "hopper":
+        assert (many["queue"].stores, many["queue"].atomics) == (1, 12 * one["queue"].atomics)
+
+
+def test_halves_of_the_bytes_at_equal_tiles():
+    """Of what flash2 moves in float32 in the same tiles, tensor_core moves half, and L as it is."""
+    single = predict("flash2", n=1024, d=64, blocks=(128, 64))
+    halves = predict("tensor_core", n=1024, d=64, blocks=(128, 64), dtype="float16")
+    assert halves.loads == single.loads and halves.stores == single.stores
+    assert halves["K"].read_bytes * 2 == single["K"].read_bytes
+    assert halves["L"].write_bytes == single["L"].write_bytes == 4 * 1024
+
+
+@pytest.mark.parametrize(
+    "stage, more, message",
+    [
+        (
+            "hopper",
+            {},
+            "dtype='float32': stage 'hopper' takes float16 and bfloat16; pass dtype='float16', or another .*",
+        ),
+        ("flash2", {"dtype": "float16"}, "dtype='float16': stage 'flash2' takes float32 and float64; pass dtype=.*"),
+        ("hopper", {"dtype": "float16", "d": 96}, "d=96: stage 'hopper' takes d = 64 and 128; .*"),
+        ("tensor_core", {"dtype": "float16", "dropout_p": 0.1}, "dropout_p=0.1: stage 'tensor_core' drops nothing; .*"),
+        (
+            "tensor_core",
+            {"dtype": "float16", "split_kv": 2},
+            "split_kv=2: stage 'tensor_core' does not split the keys; .*",
+        ),
+        (
+            "hopper",
+            {"dtype": "float16", "deterministic": False},
+            "deterministic=False: stage 'hopper' has no variant .*",
+        ),
+        ("hopper", {"dtype": "float8"}, "dtype='float8' is not one the stages compute in: pass 'float16', .*"),
+    ],
+)
+def test_what_a_stage_does_not_take(stage, more, message):
+    for what in (predict, flops):
+        with pytest.raises(ValueError, match=message):
+            what(stage, **{"n": 10, "d": 64} | more)
+
+
+def test_the_yardstick_in_halves():
+    assert algorithm0(n=100, d=64, dtype="float16").total_bytes * 2 == algorithm0(n=100, d=64).total_bytes
 
 
 def test_the_figures_of_lesson_03():
@@ -202,7 +425,7 @@ def test_zero_lengths(stage):
 
 def test_integers_of_any_size_and_kind():
     assert predict("naive", n=2**40, d=2**10)["Q"].loads == 2**90
-    for stage in STAGES:  # without a loop over tiles
+    for stage in PORTABLE:  # without a loop over tiles
         assert flops(stage, n=2**40, d=64, direction="both") > 2**86
     small = predict(
         "tiled", n=np.int8(100), d=np.uint8(64), blocks=np.int64(16), heads=np.int32(3), return_lse=np.True_
@@ -243,7 +466,7 @@ def test_dtypes(dtype):
         ({"stage": "Naive"}, ValueError, "did you mean 'naive'"),
         ({"stage": "xyz"}, ValueError, "stage='xyz' is unknown: use one of 'naive', 'tiled'"),
         ({"stage": None}, TypeError, "stage=None .* 'naive', 'tiled'"),
-        ({"dtype": "float16"}, ValueError, "dtype='float16' .* 'float32' or 'float64'"),
+        ({"dtype": "float16"}, ValueError, "dtype='float16': .* takes float32 and float64"),
         ({"dtype": int}, ValueError, "dtype=<class 'int'>"),
         ({"dtype": None}, ValueError, "dtype=None"),
         ({"dtype": "real"}, ValueError, "dtype='real'"),
