@@ -23,8 +23,6 @@ from ..engine.launch import empty, launch
 from ..masks import make_allowed, no_mask
 
 WARPS = 4
-THREADS = 32 * WARPS
-LOG2E = math.log2(math.e)
 DEFAULT = {64: (128, 64), 128: (128, 64)}  # d -> (Br, Bc)
 
 
@@ -40,11 +38,7 @@ def make_softmax(ROWS, Bc):
     mask_tile(S_ij, …) sets to −∞ what is not allowed.
     """
     from ..ptx.inline import device
-    from ..ptx.numbers import ex2, larger
-
-    @device
-    def exp(x):
-        return ex2(x * float32(LOG2E))
+    from ..ptx.numbers import exp, larger
 
     @device
     def softmax(S_ij, m_i, l_i, O_i):
@@ -101,19 +95,19 @@ def make_masking(ROWS, Bc, masked, seen):
 
 
 @cache
-def make_forward(Br, Bc, d, kind, masked, seen):
-    """One tile of Q a block; each of WARPS warps has 16·ROWS rows of it. kind: "f16" or "bf16"."""
-    from ..ptx.copies import cp_async_commit, cp_async_wait, store_pair
+def make_forward(Br, Bc, d, kind, masked, seen, warps=WARPS):
+    """One tile of Q a block; each of its warps has 16·ROWS rows of it. kind: "f16" or "bf16"."""
+    from ..ptx.copies import cp_async_commit, cp_async_wait
     from ..ptx.inline import shared_address
-    from ..ptx.numbers import make_pack
-    from ..ptx.tiles import clear, column_of, make_load_tile, make_products, row_of
+    from ..ptx.tiles import clear, make_load_tile, make_products, make_store_row, row_of
 
-    ROWS, KEYS, COLUMNS = Br // (16 * WARPS), Bc // 8, d // 8
+    THREADS = 32 * warps
+    ROWS, KEYS, COLUMNS = Br // (16 * warps), Bc // 8, d // 8
     Q_BYTES, K_BYTES = 2 * Br * d, 2 * Bc * d
     load_Q, load_K = make_load_tile(Br, d, THREADS), make_load_tile(Bc, d, THREADS)
     rows_by_rows, rows_by_columns = make_products(kind, ROWS, Bc, d)
     softmax, (is_whole, mask_tile) = make_softmax(ROWS, Bc), make_masking(ROWS, Bc, masked, seen)
-    pack = make_pack(kind)
+    store_row = make_store_row(kind, d)
 
     @cuda.jit(launch_bounds=THREADS)
     def tensor_core(Q, K, V, mask, O, L, scale):
@@ -166,9 +160,7 @@ def make_forward(Br, Bc, d, kind, masked, seen):
                 row = i + first + 16 * u + row_of(cuda.laneid, 2 * r)
                 inverse = float32(1) / l if l > float32(0) else float32(0)
                 if row < N:
-                    for n in range(COLUMNS):                 # Alg. 1, l. 12 and 14
-                        low, high = O_i[u, n, 2 * r] * inverse, O_i[u, n, 2 * r + 1] * inverse
-                        store_pair(O, h, row, 8 * n + column_of(cuda.laneid, 0), pack(low, high))
+                    store_row(O, h, row, O_i, u, r, inverse)  # Alg. 1, l. 12 and 14
                     if cuda.laneid % 4 == 0:                 # Alg. 1, l. 13 and 15
                         L[h, row] = m_i[u, r] + math.log(l) if l > float32(0) else float32(-math.inf)
 
@@ -198,5 +190,5 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen)
     Q_bits, K_bits, V_bits, O_bits = (array.view(np.uint16) for array in (Q, K, V, O))
     arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, np.float32(scale)
-    launch(kernel, (tiles(N, Br), H), THREADS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
+    launch(kernel, (tiles(N, Br), H), 32 * WARPS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
     return O, L
