@@ -43,7 +43,7 @@ def make_load_tile(rows, d, threads):
     def load_tile(tile, M, h, first, end):
         row, chunk = cuda.threadIdx.x // CHUNKS, cuda.threadIdx.x % CHUNKS
         start = tile + place(row, chunk, ROW_BYTES)
-        address = address_of(M, (h, first, 0)) + uint32(row * ROW_BYTES + chunk * 16)  # the same for all threads + its own
+        address = address_of(M, (h, first, 0)) + uint32(row * ROW_BYTES + chunk * 16)  # all threads' + its own
         there = int32(end - first) - int32(row)              # rows from this thread's on
         for r in range(0, rows, AT_ONCE):
             count(M, LOADS, ELEMENTS if r < there else 0)
@@ -54,7 +54,7 @@ def make_load_tile(rows, d, threads):
 
 @device
 def load_row(row, L, h, first, end, count_of):
-    """Begin to copy `count_of` numbers of 4 bytes, L[h, first] and on, to `row` in shared memory; zeros from `end` on."""
+    """Begin to copy L[h, first], …, `count_of` numbers of 4 bytes, to `row` in shared memory; zeros from `end` on."""
     n = cuda.threadIdx.x
     if n < count_of:
         is_there = first + n < end
@@ -64,7 +64,7 @@ def load_row(row, L, h, first, end, count_of):
 
 @cache
 def make_store_row(kind, d):
-    """store_row(M, h, row, C, u, r, factor): this thread's part of M[h, row] = row r (0 or 1) of block u of C, times factor."""
+    """store_row(M, h, row, C, u, r, factor): M[h, row] = factor · row r (0 or 1) of block u of C, this thread's part."""
     pack = make_pack(kind)
 
     @device

@@ -69,7 +69,7 @@ def make_masking(ROWS, Bc, masked, seen):
     """What a warp does about keys that are not to be seen; i: its first query, aligned as in `masks`.
 
     is_whole(i, j, keys): whether query i, and so each after it, sees all of tile j.
-    mask_tile(S_ij, mask, b, i, j, keys): −∞ for what is not seen; of `keys` and on, nothing is.
+    mask_tile(S_ij, value, mask, b, i, j, keys): `value` for what is not seen; of `keys` and on, nothing is.
     """
     from ..ptx.inline import device
     from ..ptx.tiles import column_of, row_of
@@ -81,7 +81,7 @@ def make_masking(ROWS, Bc, masked, seen):
         return masked == 0 and seen(i, keys) >= j + Bc
 
     @device
-    def mask_tile(S_ij, mask, b, i, j, keys):
+    def mask_tile(S_ij, value, mask, b, i, j, keys):
         c = j + column_of(cuda.laneid, 0)
         for u in range(ROWS):
             for r in range(2):
@@ -89,7 +89,7 @@ def make_masking(ROWS, Bc, masked, seen):
                 for n in range(Bc // 8):
                     for e in range(2):
                         if not (8 * n + e < end and key_allowed(mask, b, 0, c + 8 * n + e)):
-                            S_ij[u, n, 2 * r + e] = float32(-math.inf)
+                            S_ij[u, n, 2 * r + e] = value
 
     return is_whole, mask_tile
 
@@ -145,7 +145,7 @@ def make_forward(Br, Bc, d, kind, masked, seen, warps=WARPS):
                     for e in range(4):
                         S_ij[u, n, e] *= scale
             if not is_whole(i + first + N_k - N, j, keys):
-                mask_tile(S_ij, mask, b, i + first + N_k - N, j, keys)
+                mask_tile(S_ij, float32(-math.inf), mask, b, i + first + N_k - N, j, keys)
             cp_async_wait(0)
             cuda.syncthreads()                               # V_j is complete, nobody still reads K_j
             load_K(K_j, K, g, j + Bc, keys)                  # Alg. 1, l. 7, for the next step

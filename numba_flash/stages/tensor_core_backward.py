@@ -1,19 +1,18 @@
 """Backward pass of stage `tensor_core`: flash2's two kernels, each owner of its result, with products on tensor cores.
 
-The kernel that owns keys works with Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that Pᵀ and dSᵀ are, as they come out of a product, what
-dV += Pᵀ dO and dK += dSᵀ Q want as operands: no tile of results passes through shared memory. The next tile comes by
-cp.async while this one is multiplied. There are no atomics, and the same bits come out of every run. For one head, N
+The kernel that owns keys works with Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that Pᵀ and dSᵀ are, as they come out of a product,
+what dV += Pᵀ dO and dK += dSᵀ Q want as operands: no tile of results passes through shared memory. The next tile comes
+by cp.async while this one is multiplied. There are no atomics, and the same bits come out of every run. For one head, N
 queries, N_k keys, Tr = ⌈N/Br⌉ and Tc = ⌈N_k/Bc⌉, each of its own kernel's tiles:
 
     rowsum         loads dO Nd, O Nd                                              stores D N
     backward_dKdV  loads K N_k·d, V N_k·d, Q TcNd, dO TcNd, L TcN, D TcN          stores dK N_k·d, dV N_k·d
     backward_dQ    loads Q Nd, dO Nd, L 4N, D 4N, K Tr·N_k·d, V Tr·N_k·d          stores dQ Nd
 
-L and D of a query are loaded by each of the four threads that share its row. P and dS are rounded to float16 or bfloat16
-as operands; S, dP, L, D and the sums are float32.
+L and D of a query are loaded by each of the four threads that share its row. As operands, P and dS are rounded to
+float16 or bfloat16; S, dP, L, D and the sums are float32.
 """
 
-import math
 from functools import cache
 
 import numpy as np
@@ -96,8 +95,8 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
         cp_async_commit()
 
     @device
-    def mask_tile(S_T, c, i, shift):
-        """−∞ for the queries i, … that come before the first to see key c, …; shift: N − N_k."""
+    def mask_tile(P_T, c, i, shift):
+        """0 for the queries i, … that come before the first to see key c, …; shift: N − N_k."""
         for u in range(ROWS):
             for r in range(2):
                 row = c + 16 * u + row_of(cuda.laneid, 2 * r)
@@ -105,21 +104,25 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
                 for n in range(QUERIES):
                     for e in range(2):
                         if 8 * n + e < hidden:
-                            S_T[u, n, 2 * r + e] = float32(-math.inf)
+                            P_T[u, n, 2 * r + e] = 0
 
     @device
-    def weights(S_T, dP_T, L_i, scale):
-        """S_T becomes P_T, and dP_T becomes dS_T; L_i is followed by D_i."""
-        start = L_i + 4 * column_of(cuda.laneid, 0)
+    def weights(S_T, L_i, scale):
+        """S_T becomes P_T."""
         for n in range(QUERIES):
-            L_n, D_n = load_shared_floats(start, 32 * n), load_shared_floats(start, L_BYTES + 32 * n)
-            for e in range(2):
-                L_e = L_n[e] if L_n[e] > float32(-math.inf) else float32(0)  # no keys: each s is −∞
-                for u in range(ROWS):
-                    for r in range(2):
-                        p = exp(S_T[u, n, 2 * r + e] * scale - L_e)  # Alg. 2, l. 11
-                        S_T[u, n, 2 * r + e] = p
-                        dP_T[u, n, 2 * r + e] = p * (dP_T[u, n, 2 * r + e] - D_n[e])  # Alg. 2, l. 14
+            L_n = load_shared_floats(L_i + 4 * column_of(cuda.laneid, 0), 32 * n)
+            for u in range(ROWS):
+                for e in range(4):
+                    S_T[u, n, e] = exp(S_T[u, n, e] * scale - L_n[e % 2])
+
+    @device
+    def gradient(dP_T, P_T, D_i):
+        """dP_T becomes dS_T."""
+        for n in range(QUERIES):
+            D_n = load_shared_floats(D_i + 4 * column_of(cuda.laneid, 0), 32 * n)
+            for u in range(ROWS):
+                for e in range(4):
+                    dP_T[u, n, e] = P_T[u, n, e] * (dP_T[u, n, e] - D_n[e % 2])
 
     @cuda.jit(launch_bounds=32 * WARPS)
     def backward_dKdV(Q, K, V, mask, dO, L, D, dK, dV, scale):
@@ -146,16 +149,17 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
             for i in range(start, N, Br):                    # Alg. 2, l. 8
                 cp_async_wait(0)
                 cuda.syncthreads()                           # Q_i is complete, nobody still reads what was before
-                is_last = i + Br >= N                        # the next tile is the first of the next head
-                load_step(Q_next, Q, dO, L, D, min(h + is_last, (g + 1) * group - 1), start if is_last else i + Br)
+                h_next, i_next = (h, i + Br) if i + Br < N else (h + 1, start)
+                load_step(Q_next, Q, dO, L, D, h_next, i_next if h_next < (g + 1) * group else N)  # the last: nothing
                 clear(S_T)
                 rows_by_rows(S_T, K_j, first, Q_i)           # Alg. 2, l. 10
+                weights(S_T, Q_i + 2 * Q_BYTES, scale)       # Alg. 2, l. 11
                 if first_query(j + Bc - 1 + N - N_k) > i:
                     mask_tile(S_T, j + first, i, N - N_k)
+                rows_by_columns(dV_j, S_T, Q_i + Q_BYTES)    # Alg. 2, l. 12
                 clear(dP_T)
                 rows_by_rows(dP_T, V_j, first, Q_i + Q_BYTES)  # Alg. 2, l. 13
-                weights(S_T, dP_T, Q_i + 2 * Q_BYTES, scale)
-                rows_by_columns(dV_j, S_T, Q_i + Q_BYTES)    # Alg. 2, l. 12
+                gradient(dP_T, S_T, Q_i + 2 * Q_BYTES + L_BYTES)  # Alg. 2, l. 14
                 rows_by_columns(dK_j, dP_T, Q_i)             # Alg. 2, l. 16
                 Q_i, Q_next = Q_next, Q_i
         b = g * mask.shape[0] // K.shape[0]
@@ -166,7 +170,7 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
                     if key_allowed(mask, b, 0, c):
                         store_row(dK, g, c, dK_j, u, r, scale)
                         store_row(dV, g, c, dV_j, u, r, float32(1))
-                    else:                                    # no query has this key in its L: what was summed is no weight
+                    else:                                    # no L holds this key: what was summed is no weight
                         clear(dK_j)
                         store_row(dK, g, c, dK_j, u, r, scale)
                         store_row(dV, g, c, dK_j, u, r, scale)
@@ -189,13 +193,20 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
     store_row, (is_whole, mask_tile) = make_store_row(kind, d), make_masking(ROWS, Bc, masked, seen)
 
     @device
-    def scores_gradient(S_ij, dP_ij, L_i, D_i, scale):
+    def weights(S_ij, L_i, scale):
+        """S_ij becomes P_ij."""
+        for u in range(ROWS):
+            for n in range(KEYS):
+                for e in range(4):
+                    S_ij[u, n, e] = exp(S_ij[u, n, e] * scale - L_i[u, e // 2])
+
+    @device
+    def gradient(dP_ij, P_ij, D_i):
         """dP_ij becomes dS_ij."""
         for u in range(ROWS):
-            for e in range(4):
-                for n in range(KEYS):
-                    p = exp(S_ij[u, n, e] * scale - L_i[u, e // 2])  # Alg. 2, l. 11
-                    dP_ij[u, n, e] = p * (dP_ij[u, n, e] - D_i[u, e // 2])  # Alg. 2, l. 14
+            for n in range(KEYS):
+                for e in range(4):
+                    dP_ij[u, n, e] = P_ij[u, n, e] * (dP_ij[u, n, e] - D_i[u, e // 2])
 
     @cuda.jit(launch_bounds=32 * WARPS)
     def backward_dQ(Q, K, V, mask, dO, L, D, dQ, scale):
@@ -225,7 +236,6 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
             for r in range(2):
                 row = i + first + 16 * u + row_of(cuda.laneid, 2 * r)
                 L_i[u, r] = L[h, row] if row < N else float32(0)
-                L_i[u, r] = L_i[u, r] if L_i[u, r] > float32(-math.inf) else float32(0)  # no keys: each s is −∞
                 D_i[u, r] = D[h, row] if row < N else float32(0)
         for j in range(0, keys, Bc):
             cp_async_wait(0)
@@ -235,11 +245,12 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
             cp_async_commit()
             clear(S_ij)
             rows_by_rows(S_ij, Q_i, first, K_j)              # Alg. 2, l. 10
+            weights(S_ij, L_i, scale)                        # Alg. 2, l. 11
             if not is_whole(i + first + N_k - N, j, keys):
-                mask_tile(S_ij, mask, b, i + first + N_k - N, j, keys)
+                mask_tile(S_ij, float32(0), mask, b, i + first + N_k - N, j, keys)
             clear(dP_ij)
             rows_by_rows(dP_ij, dO_i, first, K_j + K_BYTES)  # Alg. 2, l. 13
-            scores_gradient(S_ij, dP_ij, L_i, D_i, scale)
+            gradient(dP_ij, S_ij, D_i)                       # Alg. 2, l. 14
             rows_by_columns(dQ_i, dP_ij, K_j)                # Alg. 2, l. 15
             K_j, K_next = K_next, K_j
         for u in range(ROWS):
@@ -254,8 +265,8 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
 def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0, d 64 or 128 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
-    All are float16, or bfloat16 as `np.dtype("V2")`. Without O (H, N, d) and L (H, N), float32, it runs the forward pass
-    first. blocks is not used: the two kernels have tiles of their own.
+    All are float16, or bfloat16 as `np.dtype("V2")`; L (H, N) is float32. Without O and L it runs the forward pass first.
+    blocks is not used: the two kernels have tiles of their own.
     """
     H, N, d = Q.shape
     G, N_k, _ = K.shape

@@ -1,4 +1,4 @@
-"""Kernels of warps run in Python, without a GPU: a thread is a Python thread, and what a warp does together waits for it.
+"""Kernels of warps run in Python, without a GPU: each thread is a Python thread, and waits for its warp.
 
 Slow (a second per tile), and strict: shared memory is NaN before it is written to, and what `cp.async` copies arrives
 when its group is waited for, not before.
@@ -17,7 +17,9 @@ here = threading.local()  # of each thread: lane, warp, block, groups, pending, 
 
 def to_float(bits, kind):
     bits = np.asarray(bits, np.uint16)
-    return bits.view(np.float16).astype(np.float32) if kind == "f16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    if kind == "f16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bits(x, kind):
