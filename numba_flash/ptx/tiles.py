@@ -29,6 +29,14 @@ def clear(C):
                 C[u, n, e] = 0
 
 
+@device
+def clear_row(C, u, r):
+    """Row r (0 or 1) of this thread in block u of C = 0."""
+    for n in range(C.shape[1]):
+        C[u, n, 2 * r] = 0
+        C[u, n, 2 * r + 1] = 0
+
+
 @cache
 def make_load_tile(rows, d, threads):
     """load_tile(tile, M, h, first, end): begin to copy rows `first`, … of M[h] into a tile; zeros from row `end` on.
@@ -64,7 +72,7 @@ def load_row(row, L, h, first, end, count_of):
 
 @cache
 def make_store_row(kind, d):
-    """store_row(M, h, row, C, u, r, factor): M[h, row] = factor · row r (0 or 1) of block u of C, this thread's part."""
+    """store_row(M, h, row, C, u, r, factor): M[h, row] = factor · row r (0, 1) of block u of C, this thread's part."""
     pack = make_pack(kind)
 
     @device

@@ -75,7 +75,7 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
     from ..ptx.copies import cp_async_commit, cp_async_wait, load_shared_floats
     from ..ptx.inline import device, shared_address
     from ..ptx.numbers import exp
-    from ..ptx.tiles import clear, column_of, load_row, make_load_tile, make_products, make_store_row, row_of
+    from ..ptx.tiles import clear, clear_row, column_of, load_row, make_load_tile, make_products, make_store_row, row_of
 
     ROWS, QUERIES, COLUMNS = Bc // (16 * WARPS), Br // 8, d // 8
     K_BYTES, Q_BYTES, L_BYTES = 2 * Bc * d, 2 * Br * d, 4 * Br
@@ -166,14 +166,12 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
         for u in range(ROWS):
             for r in range(2):
                 c = j + first + 16 * u + row_of(cuda.laneid, 2 * r)
-                if c < N_k:                                  # Alg. 2, l. 18
-                    if key_allowed(mask, b, 0, c):
-                        store_row(dK, g, c, dK_j, u, r, scale)
-                        store_row(dV, g, c, dV_j, u, r, float32(1))
-                    else:                                    # no L holds this key: what was summed is no weight
-                        clear(dK_j)
-                        store_row(dK, g, c, dK_j, u, r, scale)
-                        store_row(dV, g, c, dK_j, u, r, scale)
+                if c < N_k:
+                    if not key_allowed(mask, b, 0, c):       # no L holds this key: what was summed is no weight
+                        clear_row(dK_j, u, r)
+                        clear_row(dV_j, u, r)
+                    store_row(dK, g, c, dK_j, u, r, scale)   # Alg. 2, l. 18
+                    store_row(dV, g, c, dV_j, u, r, float32(1))
 
     return backward_dKdV
 
@@ -265,8 +263,8 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
 def backward(Q, K, V, dO, scale, *, O=None, L=None, mask=None, blocks=None, device=None):
     """Q, dO (H, N, d), K and V (G, N_k, d) on the device, N > 0, d 64 or 128 -> dQ (H, N, d), dK and dV (G, N_k, d).
 
-    All are float16, or bfloat16 as `np.dtype("V2")`; L (H, N) is float32. Without O and L it runs the forward pass first.
-    blocks is not used: the two kernels have tiles of their own.
+    All are float16, or bfloat16 as `np.dtype("V2")`; L (H, N) is float32. Without O and L it runs the forward pass
+    first. blocks is not used: the two kernels have tiles of their own.
     """
     H, N, d = Q.shape
     G, N_k, _ = K.shape
