@@ -52,7 +52,7 @@ def make_load_tile(rows, d, threads):
         row, chunk = cuda.threadIdx.x // CHUNKS, cuda.threadIdx.x % CHUNKS
         start = tile + place(row, chunk, ROW_BYTES)
         address = address_of(M, (h, first, 0)) + uint32(row * ROW_BYTES + chunk * 16)  # all threads' + its own
-        there = int32(end - first) - int32(row)              # rows from this thread's on
+        there = int32(end - first) - int32(row)  # rows from this thread's on
         for r in range(0, rows, AT_ONCE):
             count(M, LOADS, ELEMENTS if r < there else 0)
             cp_async_16(start, address, r * ROW_BYTES, r, there)
