@@ -23,6 +23,7 @@ from ..engine.launch import empty, launch
 from ..masks import make_allowed, no_mask
 
 WARPS = 4
+SMALLEST = np.finfo(np.float32).smallest_subnormal  # instead of a scale of 0, since 0 · −∞ is no number
 DEFAULT = {64: (128, 64), 128: (128, 64)}  # d -> (Br, Bc)
 
 
@@ -33,29 +34,30 @@ def shared_bytes(Br, Bc, d):
 
 @cache
 def make_softmax(ROWS, Bc):
-    """softmax(S_ij, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile. By each warp.
+    """softmax(S_ij, scale, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile, by each warp.
 
-    mask_tile(S_ij, …) sets to −∞ what is not allowed.
+    scale > 0: the largest of the products is the largest score, and one multiply-add makes s − m of a product.
     """
     from ..ptx.inline import device
     from ..ptx.numbers import exp, larger
 
     @device
-    def softmax(S_ij, m_i, l_i, O_i):
+    def softmax(S_ij, scale, m_i, l_i, O_i):
         for u in range(ROWS):
             for r in range(2):
-                m_new = m_i[u, r]
+                m_new = float32(-math.inf)
                 for n in range(Bc // 8):
                     m_new = larger(m_new, larger(S_ij[u, n, 2 * r], S_ij[u, n, 2 * r + 1]))
                 m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 1))
-                m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 2))  # Alg. 1, l. 9
+                m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 2))
+                m_new = larger(m_i[u, r], m_new * scale)     # Alg. 1, l. 9
                 m_finite = m_new if m_new > float32(-math.inf) else float32(0)  # −∞ − −∞ is no number
                 old = exp(m_i[u, r] - m_finite)              # rescales what earlier tiles gave
                 m_i[u, r] = m_new
                 l_i[u, r] *= old
                 for n in range(Bc // 8):
                     for e in range(2 * r, 2 * r + 2):
-                        S_ij[u, n, e] = exp(S_ij[u, n, e] - m_finite)
+                        S_ij[u, n, e] = exp(S_ij[u, n, e] * scale - m_finite)
                         l_i[u, r] += S_ij[u, n, e]           # Alg. 1, l. 9, this thread's columns
                 for n in range(O_i.shape[1]):
                     for e in range(2 * r, 2 * r + 2):
@@ -78,25 +80,25 @@ def make_masking(ROWS, Bc, masked, seen):
 
     @device
     def is_whole(i, j, keys):
-        return masked == 0 and seen(i, keys) >= j + Bc
+        return masked == 0 and seen(i - j, keys - j) >= Bc
 
     @device
     def mask_tile(S_ij, value, mask, b, i, j, keys):
-        c = j + column_of(cuda.laneid, 0)
+        column = int32(column_of(cuda.laneid, 0))
         for u in range(ROWS):
             for r in range(2):
-                end = int32(seen(i + 16 * u + row_of(cuda.laneid, 2 * r), keys) - c)
+                end = int32(seen(i - j + 16 * u + row_of(cuda.laneid, 2 * r), keys - j)) - column
                 for n in range(Bc // 8):
                     for e in range(2):
-                        if not (8 * n + e < end and key_allowed(mask, b, 0, c + 8 * n + e)):
+                        if not (8 * n + e < end and key_allowed(mask, b, 0, j + column + 8 * n + e)):
                             S_ij[u, n, 2 * r + e] = value
 
     return is_whole, mask_tile
 
 
 @cache
-def make_forward(Br, Bc, d, kind, masked, seen, warps=WARPS):
-    """One tile of Q a block; each of its warps has 16·ROWS rows of it. kind: "f16" or "bf16"."""
+def make_forward(Br, Bc, d, kind, masked, seen, sign=1, warps=WARPS):
+    """One tile of Q a block; each of its warps has 16·ROWS rows of it. kind: "f16" or "bf16"; sign: of the scale, 1 or −1."""
     from ..ptx.copies import cp_async_commit, cp_async_wait
     from ..ptx.inline import shared_address
     from ..ptx.tiles import clear, make_load_tile, make_products, make_store_row, row_of
@@ -143,14 +145,14 @@ def make_forward(Br, Bc, d, kind, masked, seen, warps=WARPS):
             for u in range(ROWS):
                 for n in range(KEYS):
                     for e in range(4):
-                        S_ij[u, n, e] *= scale
+                        S_ij[u, n, e] *= float32(sign)       # 1 is left out by the compiler
             if not is_whole(i + first + N_k - N, j, keys):
                 mask_tile(S_ij, float32(-math.inf), mask, b, i + first + N_k - N, j, keys)
             cp_async_wait(0)
             cuda.syncthreads()                               # V_j is complete, nobody still reads K_j
             load_K(K_j, K, g, j + Bc, keys)                  # Alg. 1, l. 7, for the next step
             cp_async_commit()
-            softmax(S_ij, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
+            softmax(S_ij, scale, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
             rows_by_columns(O_i, S_ij, V_j)                  # Alg. 1, l. 10
         for u in range(ROWS):
             for r in range(2):
@@ -187,8 +189,9 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     Br, Bc = blocks or DEFAULT[d]
     mask = mask or no_mask(device)
     O, L = empty_like(Q, device), empty((H, N), np.float32, device)
-    kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen)
+    kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen, -1 if scale < 0 else 1)
+    scale = max(np.float32(abs(scale)), SMALLEST)
     Q_bits, K_bits, V_bits, O_bits = (array.view(np.uint16) for array in (Q, K, V, O))
-    arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, np.float32(scale)
+    arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, scale
     launch(kernel, (tiles(N, Br), H), 32 * WARPS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
     return O, L

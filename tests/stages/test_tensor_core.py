@@ -1,5 +1,7 @@
 """Stage `tensor_core`: warps in Python against float64, and what the compiler makes of the kernels."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -50,9 +52,9 @@ def test_forward(N, N_k, d, H, G, kind, causal, keys_hidden, scale, blocks):
     (Q, K, V, _), (q, k, v, _), keys = made(N, N_k, d, H, G, kind, keys_hidden)
     O, L = nothing(Q), np.full((H, N), np.nan, np.float32)
     Br, Bc = blocks
-    kernel = tensor_core.make_forward(Br, Bc, d, kind, keys_hidden, make_seen(causal))
+    kernel = tensor_core.make_forward(Br, Bc, d, kind, keys_hidden, make_seen(causal), math.copysign(1, scale))
     shared = tensor_core.shared_bytes(Br, Bc, d)
-    run(kernel, (tiles(N, Br), H), 128, shared, kind, Q, K, V, keys, O, L, np.float32(scale))
+    run(kernel, (tiles(N, Br), H), 128, shared, kind, Q, K, V, keys, O, L, np.float32(abs(scale)))
     masks = {"key_mask": keys.astype(bool)} if keys_hidden else {}
     out, lse = reference.attention(q, k, v, float(np.float32(scale)), causal=bool(causal), **masks)
     seen = np.isfinite(lse[0])
