@@ -34,7 +34,7 @@ def shared_bytes(Br, Bc, d):
 
 @cache
 def make_softmax(ROWS, Bc):
-    """softmax(S_ij, scale, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile, by each warp.
+    """softmax(S_ij, scale, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile.
 
     scale > 0: the largest of the products is the largest score, and one multiply-add makes s − m of a product.
     """
@@ -98,7 +98,7 @@ def make_masking(ROWS, Bc, masked, seen):
 
 @cache
 def make_forward(Br, Bc, d, kind, masked, seen, sign=1, warps=WARPS):
-    """One tile of Q a block; each of its warps has 16·ROWS rows of it. kind: "f16" or "bf16"; sign: of the scale, 1 or −1."""
+    """One tile of Q a block, each warp has 16·ROWS rows. kind: "f16" or "bf16". sign: the scale's, 1 or −1."""
     from ..ptx.copies import cp_async_commit, cp_async_wait
     from ..ptx.inline import shared_address
     from ..ptx.tiles import clear, make_load_tile, make_products, make_store_row, row_of

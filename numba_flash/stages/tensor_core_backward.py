@@ -100,7 +100,7 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
         for u in range(ROWS):
             for r in range(2):
                 row = c + 16 * u + row_of(cuda.laneid, 2 * r)
-                hidden = int32(first_query(row + shift) - i - column_of(cuda.laneid, 0))
+                hidden = int32(first_query(row + shift - i)) - int32(column_of(cuda.laneid, 0))  # of this tile
                 for n in range(QUERIES):
                     for e in range(2):
                         if 8 * n + e < hidden:
