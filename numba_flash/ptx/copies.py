@@ -9,7 +9,7 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 
 from ..engine.gpu import LOADS, STORES, add_count, plain_array
-from .inline import device, i32, immediate, instruction, u32, u64, vector
+from .inline import device, f32, i32, immediate, instruction, u32, u64, vector
 
 ELEMENTS = 8  # of 2 bytes in 16 bytes
 
@@ -26,18 +26,19 @@ def count(typingctx, M, column, elements):
 
 
 @intrinsic
-def address_of(typingctx, M, h, i, t):
-    """The address of M[h, i, t] in global memory, where it would be even if there is no such element."""
+def address_of(typingctx, M, indices):
+    """The address of M[indices] in global memory, where it would be even if there is no such element."""
 
     def codegen(context, builder, sig, values):
         ty, value = plain_array(context, builder, sig.args[0], values[0])
         array = context.make_array(ty)(context, builder, value)
-        address = builder.ptrtoint(array.data, values[1].type)
-        for index, stride in zip(values[1:], cgutils.unpack_tuple(builder, array.strides)):
+        address = builder.ptrtoint(array.data, context.get_value_type(types.int64))
+        strides = cgutils.unpack_tuple(builder, array.strides)
+        for index, stride in zip(cgutils.unpack_tuple(builder, values[1]), strides):
             address = builder.add(address, builder.mul(index, stride))
         return address
 
-    return u64(M, types.int64, types.int64, types.int64), codegen
+    return u64(M, types.UniTuple(types.int64, M.ndim)), codegen
 
 
 @instruction(
@@ -50,6 +51,11 @@ def cp_async_16(shared: u32, address: u64, offset: immediate, row: immediate, en
     The bytes pass neither registers nor the first-level cache. They are there once their group has been waited for, by
     the thread that began to copy them. PTX ISA, "cp.async". Compute capability 8.0 and later.
     """
+
+
+@instruction("cp.async.ca.shared.global [$shared], [$address], 4, $bytes;")
+def cp_async_4(shared: u32, address: u64, bytes: u32):
+    """Begin to copy 4 bytes, of which `bytes` (0 or 4) are read and the others are zeros."""
 
 
 @instruction("cp.async.commit_group;")
@@ -80,32 +86,27 @@ def _load_16(address: u64) -> vector(u32, 4):
     """16 bytes."""
 
 
-@instruction("ld.shared.v4.b32 $result, [$address];")
-def load_shared_16(address: u32) -> vector(u32, 4):
-    """16 bytes of shared memory. PTX ISA, "ld"."""
-
-
-@instruction("st.shared.b32 [$address], $pair;")
-def store_shared_pair(address: u32, pair: u32):
-    """Two elements of 2 bytes into shared memory. PTX ISA, "st"."""
+@instruction("ld.shared.v2.f32 $result, [$address + $offset];")
+def load_shared_floats(address: u32, offset: immediate) -> vector(f32, 2):
+    """Two neighbours, float32, from shared memory. PTX ISA, "ld"."""
 
 
 @device
 def store_pair(M, h, i, t, pair):
     """M[h, i, t] and M[h, i, t + 1] = the two elements, of 2 bytes, in `pair`; t is even. PTX ISA, "st"."""
     count(M, STORES, 2)
-    _store_4(address_of(M, h, i, t), pair)
+    _store_4(address_of(M, (h, i, t)), pair)
 
 
 @device
 def store_16(M, h, i, t, values):
     """M[h, i, t] and the 7 next elements, of 2 bytes, = `values`, four registers; t is a multiple of 8."""
     count(M, STORES, ELEMENTS)
-    _store_16(address_of(M, h, i, t), values)
+    _store_16(address_of(M, (h, i, t)), values)
 
 
 @device
 def load_16(M, h, i, t):
     """M[h, i, t] and the 7 next elements, of 2 bytes, as four registers; t is a multiple of 8. PTX ISA, "ld"."""
     count(M, LOADS, ELEMENTS)
-    return _load_16(address_of(M, h, i, t))
+    return _load_16(address_of(M, (h, i, t)))

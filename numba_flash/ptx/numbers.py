@@ -1,13 +1,24 @@
 """Numbers: two elements of 2 bytes in one register, the fast exponential, the larger of two."""
 
+import math
 from functools import cache
 
-from .inline import f32, instruction, u32, vector
+from numba import float32
+
+from .inline import device, f32, instruction, u32, vector
+
+LOG2E = math.log2(math.e)
 
 
 @instruction("ex2.approx.ftz.f32 $result, $x;", pure=True)
 def ex2(x: f32) -> f32:
     """2^x, to 2 ulp; exactly 0 where x is −∞. PTX ISA, "ex2"."""
+
+
+@device
+def exp(x):
+    """e^x, with an error of 2 ulp and what the rounding of x · log₂ e makes of it; exactly 0 where x is −∞."""
+    return ex2(x * float32(LOG2E))
 
 
 @instruction("max.f32 $result, $x, $y;", pure=True)

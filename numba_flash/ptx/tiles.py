@@ -7,10 +7,10 @@ and e one of the four elements that `fragments` gives a thread.
 
 from functools import cache
 
-from numba import cuda, uint32
+from numba import cuda, int32, uint32
 
 from . import fragments, swizzle
-from .copies import ELEMENTS, LOADS, address_of, count, cp_async_16
+from .copies import ELEMENTS, LOADS, address_of, count, cp_async_4, cp_async_16, store_pair
 from .inline import device
 from .mma import ldmatrix, ldmatrix_transposed, make_mma
 from .numbers import make_pack
@@ -29,6 +29,14 @@ def clear(C):
                 C[u, n, e] = 0
 
 
+@device
+def clear_row(C, u, r):
+    """Row r (0 or 1) of this thread in block u of C = 0."""
+    for n in range(C.shape[1]):
+        C[u, n, 2 * r] = 0
+        C[u, n, 2 * r + 1] = 0
+
+
 @cache
 def make_load_tile(rows, d, threads):
     """load_tile(tile, M, h, first, end): begin to copy rows `first`, … of M[h] into a tile; zeros from row `end` on.
@@ -43,12 +51,37 @@ def make_load_tile(rows, d, threads):
     def load_tile(tile, M, h, first, end):
         row, chunk = cuda.threadIdx.x // CHUNKS, cuda.threadIdx.x % CHUNKS
         start = tile + place(row, chunk, ROW_BYTES)
-        address = address_of(M, h, first + row, chunk * ELEMENTS)
+        address = address_of(M, (h, first, 0)) + uint32(row * ROW_BYTES + chunk * 16)  # all threads' + its own
+        there = int32(end - first) - int32(row)  # rows from this thread's on
         for r in range(0, rows, AT_ONCE):
-            count(M, LOADS, ELEMENTS if r < end - first - row else 0)
-            cp_async_16(start, address, r * ROW_BYTES, r, end - first - row)
+            count(M, LOADS, ELEMENTS if r < there else 0)
+            cp_async_16(start, address, r * ROW_BYTES, r, there)
 
     return load_tile
+
+
+@device
+def load_row(row, L, h, first, end, count_of):
+    """Begin to copy L[h, first], …, `count_of` numbers of 4 bytes, to `row` in shared memory; zeros from `end` on."""
+    n = cuda.threadIdx.x
+    if n < count_of:
+        is_there = first + n < end
+        count(L, LOADS, 1 if is_there else 0)
+        cp_async_4(row + 4 * n, address_of(L, (h, first + n)), 4 if is_there else 0)
+
+
+@cache
+def make_store_row(kind, d):
+    """store_row(M, h, row, C, u, r, factor): M[h, row] = factor · row r (0, 1) of block u of C, this thread's part."""
+    pack = make_pack(kind)
+
+    @device
+    def store_row(M, h, row, C, u, r, factor):
+        for n in range(d // 8):
+            pair = pack(C[u, n, 2 * r] * factor, C[u, n, 2 * r + 1] * factor)
+            store_pair(M, h, row, 8 * n + column_of(cuda.laneid, 0), pair)
+
+    return store_row
 
 
 @cache

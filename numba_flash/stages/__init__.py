@@ -156,7 +156,7 @@ def _ladder():
             "the waiting of the tensor cores",
             "FlashAttention-3",
             _on_gpu("hopper", "forward"),
-            _on_gpu("hopper_backward", "backward"),
+            None,
             fused=True,
             dtypes=HALVES,
             head_dims=(64, 128),

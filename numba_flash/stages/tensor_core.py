@@ -23,8 +23,7 @@ from ..engine.launch import empty, launch
 from ..masks import make_allowed, no_mask
 
 WARPS = 4
-THREADS = 32 * WARPS
-LOG2E = math.log2(math.e)
+SMALLEST = np.finfo(np.float32).smallest_subnormal  # instead of a scale of 0, since 0 · −∞ is no number
 DEFAULT = {64: (128, 64), 128: (128, 64)}  # d -> (Br, Bc)
 
 
@@ -35,33 +34,30 @@ def shared_bytes(Br, Bc, d):
 
 @cache
 def make_softmax(ROWS, Bc):
-    """softmax(S_ij, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile. By each warp.
+    """softmax(S_ij, scale, m_i, l_i, O_i): S_ij becomes P_ij, and m_i, l_i, O_i what they are with this tile.
 
-    mask_tile(S_ij, …) sets to −∞ what is not allowed.
+    scale > 0: the largest of the products is the largest score, and one multiply-add makes s − m of a product.
     """
     from ..ptx.inline import device
-    from ..ptx.numbers import ex2, larger
+    from ..ptx.numbers import exp, larger
 
     @device
-    def exp(x):
-        return ex2(x * float32(LOG2E))
-
-    @device
-    def softmax(S_ij, m_i, l_i, O_i):
+    def softmax(S_ij, scale, m_i, l_i, O_i):
         for u in range(ROWS):
             for r in range(2):
-                m_new = m_i[u, r]
+                m_new = float32(-math.inf)
                 for n in range(Bc // 8):
                     m_new = larger(m_new, larger(S_ij[u, n, 2 * r], S_ij[u, n, 2 * r + 1]))
                 m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 1))
-                m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 2))  # Alg. 1, l. 9
+                m_new = larger(m_new, cuda.shfl_xor_sync(0xFFFFFFFF, m_new, 2))
+                m_new = larger(m_i[u, r], m_new * scale)     # Alg. 1, l. 9
                 m_finite = m_new if m_new > float32(-math.inf) else float32(0)  # −∞ − −∞ is no number
                 old = exp(m_i[u, r] - m_finite)              # rescales what earlier tiles gave
                 m_i[u, r] = m_new
                 l_i[u, r] *= old
                 for n in range(Bc // 8):
                     for e in range(2 * r, 2 * r + 2):
-                        S_ij[u, n, e] = exp(S_ij[u, n, e] - m_finite)
+                        S_ij[u, n, e] = exp(S_ij[u, n, e] * scale - m_finite)
                         l_i[u, r] += S_ij[u, n, e]           # Alg. 1, l. 9, this thread's columns
                 for n in range(O_i.shape[1]):
                     for e in range(2 * r, 2 * r + 2):
@@ -75,7 +71,7 @@ def make_masking(ROWS, Bc, masked, seen):
     """What a warp does about keys that are not to be seen; i: its first query, aligned as in `masks`.
 
     is_whole(i, j, keys): whether query i, and so each after it, sees all of tile j.
-    mask_tile(S_ij, mask, b, i, j, keys): −∞ for what is not seen; of `keys` and on, nothing is.
+    mask_tile(S_ij, value, mask, b, i, j, keys): `value` for what is not seen; of `keys` and on, nothing is.
     """
     from ..ptx.inline import device
     from ..ptx.tiles import column_of, row_of
@@ -84,36 +80,36 @@ def make_masking(ROWS, Bc, masked, seen):
 
     @device
     def is_whole(i, j, keys):
-        return masked == 0 and seen(i, keys) >= j + Bc
+        return masked == 0 and seen(i - j, keys - j) >= Bc
 
     @device
-    def mask_tile(S_ij, mask, b, i, j, keys):
-        c = j + column_of(cuda.laneid, 0)
+    def mask_tile(S_ij, value, mask, b, i, j, keys):
+        column = int32(column_of(cuda.laneid, 0))
         for u in range(ROWS):
             for r in range(2):
-                end = int32(seen(i + 16 * u + row_of(cuda.laneid, 2 * r), keys) - c)
+                end = int32(seen(i - j + 16 * u + row_of(cuda.laneid, 2 * r), keys - j)) - column
                 for n in range(Bc // 8):
                     for e in range(2):
-                        if not (8 * n + e < end and key_allowed(mask, b, 0, c + 8 * n + e)):
-                            S_ij[u, n, 2 * r + e] = float32(-math.inf)
+                        if not (8 * n + e < end and key_allowed(mask, b, 0, j + column + 8 * n + e)):
+                            S_ij[u, n, 2 * r + e] = value
 
     return is_whole, mask_tile
 
 
 @cache
-def make_forward(Br, Bc, d, kind, masked, seen):
-    """One tile of Q a block; each of WARPS warps has 16·ROWS rows of it. kind: "f16" or "bf16"."""
-    from ..ptx.copies import cp_async_commit, cp_async_wait, store_pair
+def make_forward(Br, Bc, d, kind, masked, seen, sign=1, warps=WARPS):
+    """One tile of Q a block, each warp has 16·ROWS rows. kind: "f16" or "bf16". sign: the scale's, 1 or −1."""
+    from ..ptx.copies import cp_async_commit, cp_async_wait
     from ..ptx.inline import shared_address
-    from ..ptx.numbers import make_pack
-    from ..ptx.tiles import clear, column_of, make_load_tile, make_products, row_of
+    from ..ptx.tiles import clear, make_load_tile, make_products, make_store_row, row_of
 
-    ROWS, KEYS, COLUMNS = Br // (16 * WARPS), Bc // 8, d // 8
+    THREADS = 32 * warps
+    ROWS, KEYS, COLUMNS = Br // (16 * warps), Bc // 8, d // 8
     Q_BYTES, K_BYTES = 2 * Br * d, 2 * Bc * d
     load_Q, load_K = make_load_tile(Br, d, THREADS), make_load_tile(Bc, d, THREADS)
     rows_by_rows, rows_by_columns = make_products(kind, ROWS, Bc, d)
     softmax, (is_whole, mask_tile) = make_softmax(ROWS, Bc), make_masking(ROWS, Bc, masked, seen)
-    pack = make_pack(kind)
+    store_row = make_store_row(kind, d)
 
     @cuda.jit(launch_bounds=THREADS)
     def tensor_core(Q, K, V, mask, O, L, scale):
@@ -149,14 +145,14 @@ def make_forward(Br, Bc, d, kind, masked, seen):
             for u in range(ROWS):
                 for n in range(KEYS):
                     for e in range(4):
-                        S_ij[u, n, e] *= scale
+                        S_ij[u, n, e] *= float32(sign)       # 1 is left out by the compiler
             if not is_whole(i + first + N_k - N, j, keys):
-                mask_tile(S_ij, mask, b, i + first + N_k - N, j, keys)
+                mask_tile(S_ij, float32(-math.inf), mask, b, i + first + N_k - N, j, keys)
             cp_async_wait(0)
             cuda.syncthreads()                               # V_j is complete, nobody still reads K_j
             load_K(K_j, K, g, j + Bc, keys)                  # Alg. 1, l. 7, for the next step
             cp_async_commit()
-            softmax(S_ij, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
+            softmax(S_ij, scale, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
             rows_by_columns(O_i, S_ij, V_j)                  # Alg. 1, l. 10
         for u in range(ROWS):
             for r in range(2):
@@ -166,9 +162,7 @@ def make_forward(Br, Bc, d, kind, masked, seen):
                 row = i + first + 16 * u + row_of(cuda.laneid, 2 * r)
                 inverse = float32(1) / l if l > float32(0) else float32(0)
                 if row < N:
-                    for n in range(COLUMNS):                 # Alg. 1, l. 12 and 14
-                        low, high = O_i[u, n, 2 * r] * inverse, O_i[u, n, 2 * r + 1] * inverse
-                        store_pair(O, h, row, 8 * n + column_of(cuda.laneid, 0), pack(low, high))
+                    store_row(O, h, row, O_i, u, r, inverse)  # Alg. 1, l. 12 and 14
                     if cuda.laneid % 4 == 0:                 # Alg. 1, l. 13 and 15
                         L[h, row] = m_i[u, r] + math.log(l) if l > float32(0) else float32(-math.inf)
 
@@ -195,8 +189,9 @@ def forward(Q, K, V, scale, *, mask=None, blocks=None, return_lse=False, device=
     Br, Bc = blocks or DEFAULT[d]
     mask = mask or no_mask(device)
     O, L = empty_like(Q, device), empty((H, N), np.float32, device)
-    kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen)
+    kernel = make_forward(Br, Bc, d, kind_of(Q), int(mask.masked), mask.seen, -1 if scale < 0 else 1)
+    scale = max(np.float32(abs(scale)), SMALLEST)
     Q_bits, K_bits, V_bits, O_bits = (array.view(np.uint16) for array in (Q, K, V, O))
-    arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, np.float32(scale)
-    launch(kernel, (tiles(N, Br), H), THREADS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
+    arguments = Q_bits, K_bits, V_bits, mask.keys, O_bits, L, scale
+    launch(kernel, (tiles(N, Br), H), 32 * WARPS, *arguments, shared_bytes=shared_bytes(Br, Bc, d), device=device)
     return O, L

@@ -1,4 +1,4 @@
-"""Kernels of warps run in Python, without a GPU: a thread is a Python thread, and what a warp does together waits for it.
+"""Kernels of warps run in Python, without a GPU: each thread is a Python thread, and waits for its warp.
 
 Slow (a second per tile), and strict: shared memory is NaN before it is written to, and what `cp.async` copies arrives
 when its group is waited for, not before.
@@ -7,6 +7,7 @@ when its group is waited for, not before.
 import math
 import threading
 from types import CellType, FunctionType, SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 from numba.core.types import Number
@@ -16,9 +17,9 @@ here = threading.local()  # of each thread: lane, warp, block, groups, pending, 
 
 def to_float(bits, kind):
     bits = np.asarray(bits, np.uint16)
-    return (
-        bits.view(np.float16).astype(np.float32) if kind == "f16" else (bits.astype(np.uint32) << 16).view(np.float32)
-    )
+    if kind == "f16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bits(x, kind):
@@ -90,7 +91,11 @@ def shuffle(_, x, mask):
 
 
 def cp_async_16(shared, address, offset, row, end):
-    here.pending.append((int(shared) + offset, address, offset, row < end))
+    here.pending.append((int(shared) + offset, address, offset, row < end, 16))
+
+
+def cp_async_4(shared, address, bytes):
+    here.pending.append((int(shared), address, 0, bytes > 0, 4))
 
 
 def commit():
@@ -100,13 +105,23 @@ def commit():
 
 def wait(pending):
     while len(here.groups) > pending:
-        for shared, (M, at), offset, is_there in here.groups.pop(0):
-            data = M.reshape(-1).view(np.uint8)[at + offset :][:16] if is_there else 0
-            here.warp.block.memory[shared : shared + 16] = data
+        for shared, (M, at), offset, is_there, size in here.groups.pop(0):
+            data = M.reshape(-1).view(np.uint8)[at + offset :][:size] if is_there else 0
+            here.warp.block.memory[shared : shared + size] = data
 
 
-def address_of(M, h, i, t):
-    return M, int((h * M.shape[1] + i) * M.shape[2] + t) * M.itemsize
+class Address(NamedTuple):
+    """A byte of an array, which need not be there."""
+
+    M: np.ndarray
+    at: int
+
+    def __add__(self, offset):
+        return Address(self.M, self.at + int(offset))
+
+
+def address_of(M, indices):
+    return Address(M, sum(int(i) * stride for i, stride in zip(indices, M.strides)))
 
 
 def store(address, values):
@@ -121,12 +136,8 @@ def load_16(address):
     return M.reshape(-1).view(np.uint8)[at : at + 16].view(np.uint32).copy()
 
 
-def store_shared(address, pair):
-    here.warp.block.memory[int(address) : int(address) + 4] = np.array([pair], np.uint32).view(np.uint8)
-
-
-def load_shared(address):
-    return here.warp.block.memory[int(address) : int(address) + 16].view(np.uint32).copy()
+def load_shared_floats(address, offset):
+    return here.warp.block.memory[int(address) + offset :][:8].view(np.float32).copy()
 
 
 def emulated(name, kind):
@@ -140,7 +151,7 @@ def emulated(name, kind):
         "ex2": lambda x: np.exp2(np.float32(x)), "larger": lambda x, y: np.fmax(np.float32(x), np.float32(y)),
         "cp_async_16": cp_async_16, "cp_async_commit": commit, "cp_async_wait": wait, "count": lambda *_: None,
         "address_of": address_of, "_store_4": store, "_store_16": store, "_load_16": load_16,
-        "store_shared_pair": store_shared, "load_shared_16": load_shared, "shared_address": lambda _: 0,
+        "cp_async_4": cp_async_4, "load_shared_floats": load_shared_floats, "shared_address": lambda _: 0,
     }[name]  # fmt: skip
 
 
