@@ -98,8 +98,6 @@ def check_takes(stage, needs, shape=None):
     """TypeError or ValueError where a Stage does not take what is needed; `shape`: that of q, where there is one."""
     if needs.sparse:
         check_sparse(stage)
-    if needs.direction == "backward" and stage.backward is None:
-        raise ValueError(f"stage {stage.name!r} has no backward pass: pass stage='auto', which takes one that has")
     check_deterministic(stage, needs.deterministic)
     if needs.split_kv is not None:
         check_split(stage, needs.split_kv, needs.sparse or None, needs.dropout_p)
@@ -129,6 +127,8 @@ def check_takes(stage, needs, shape=None):
             f"dropout_p={needs.dropout_p!r}: stage {stage.name!r} drops nothing; leave it out, or convert q, k and v "
             "to float32 and pass stage='register_tiled'"
         )
+    if needs.direction == "backward" and stage.backward is None:
+        raise ValueError(f"stage {stage.name!r} has no backward pass: pass stage='auto', which takes one that has")
 
 
 def check_device(stage, place):
