@@ -185,8 +185,14 @@ def run_lesson(file, flags):
 # --- bill -------------------------------------------------------------------------------------------------------------
 
 
-def bill(flags):
+def with_dtype(flags):
+    """The flags of `bill`, with the dtype that the stage takes where none is given."""
     flags.dtype = flags.dtype or ("float32" if "float32" in STAGES[flags.stage].dtypes else "float16")
+    return flags
+
+
+def bill(flags):
+    flags = with_dtype(flags)
     if flags.blocks:
         flags.blocks = from_sides(flags.stage, flags.blocks)
     sizes = {name: getattr(flags, name) for name in ("n", "d", "n_k", "heads", "batch", "dtype")}

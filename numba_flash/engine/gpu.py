@@ -211,7 +211,7 @@ def _on_device(value):
 
 
 _SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
-_SCALARS |= {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
+_SCALARS |= {int: ctypes.c_int64, np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
 _plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (library, function, how to launch)}
 
 
@@ -253,6 +253,8 @@ def _kind(value):
     """What a value is compiled for and laid out by; None where that is left to Numba."""
     if type(value) is DeviceNDArray:
         return (value.dtype, value.ndim) if value.is_c_contiguous() and 0 not in value.strides else None
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return None
     return type(value) if type(value) in _SCALARS else None
 
 

@@ -192,7 +192,7 @@ def test_the_process_under_ncu_runs_the_forward_pass_of_the_figure(gpu):
         assert profiler.main(profiler.to_arguments(flags)) == 0
     assert bill == nf.predict("tiled", **SIZES)
     line = "bill --stage tiled --n 32 --d 8 --heads 2 --batch 3"
-    theirs = cli.make_parser().parse_args(line.split())
+    theirs = cli.with_dtype(cli.make_parser().parse_args(line.split()))
     for name in profiler.NOT_PASSED:
         delattr(theirs, name)
     assert flags == argparse.Namespace(**vars(theirs))

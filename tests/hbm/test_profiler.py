@@ -243,7 +243,7 @@ def test_ncu_is_given_the_metrics_and_the_pass_and_the_environment_goes_along(nc
 )
 def test_the_process_under_ncu_runs_the_pass_of_the_bill(monkeypatch, line):
     monkeypatch.setenv("NUMBA_FLASH_DEVICE", "cpu")
-    flags = cli.make_parser().parse_args(["bill", *line.split()])
+    flags = cli.with_dtype(cli.make_parser().parse_args(["bill", *line.split()]))
     flags.blocks = flags.blocks and cli.from_sides(flags.stage, flags.blocks)
     with nf.ledger() as ours:
         assert profiler.main(profiler.to_arguments(flags)) == 0
@@ -261,7 +261,7 @@ def test_arguments_come_back_as_they_were():
 def test_what_fails_under_ncu_is_told(ncu):
     """The stand-in runs what it is given, with an n that will not do, and ends with its status as ncu does."""
     ncu("sys.exit(subprocess.run(sys.argv[sys.argv.index('-m') - 1:]).returncode)")
-    flags = cli.make_parser().parse_args([*SMALL, "--device", "cpu"])
+    flags = cli.with_dtype(cli.make_parser().parse_args([*SMALL, "--device", "cpu"]))
     flags.n = -8
     with pytest.raises(KernelError, match=r"exit status 1 \(ValueError|exit status 1 \(negative") as raised:
         profiler.measure(flags, LAUNCHES)
