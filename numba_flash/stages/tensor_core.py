@@ -154,6 +154,7 @@ def make_forward(Br, Bc, d, kind, masked, seen, sign=1, warps=WARPS):
             cp_async_commit()
             softmax(S_ij, scale, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
             rows_by_columns(O_i, S_ij, V_j)                  # Alg. 1, l. 10
+        cp_async_wait(0)                                     # nothing arrives after the block has gone
         for u in range(ROWS):
             for r in range(2):
                 l = l_i[u, r]
