@@ -1,4 +1,4 @@
-"""Copies between global memory and a block: asynchronous, 16 bytes at a time, and stores of pairs and of 16 bytes.
+"""Copies between global memory and a block: asynchronous ones, loads of 16 bytes and stores of two elements.
 
 Stores and loads take the array and the indices of the element that they begin with, and count the elements that are
 moved where a ledger is open; who copies by `cp_async_16` counts. Addresses in shared memory are those of
@@ -76,11 +76,6 @@ def _store_4(address: u64, pair: u32):
     """4 bytes."""
 
 
-@instruction("st.global.v4.b32 [$address], $values;")
-def _store_16(address: u64, values: vector(u32, 4)):
-    """16 bytes."""
-
-
 @instruction("ld.global.v4.b32 $result, [$address];")
 def _load_16(address: u64) -> vector(u32, 4):
     """16 bytes."""
@@ -96,13 +91,6 @@ def store_pair(M, h, i, t, pair):
     """M[h, i, t] and M[h, i, t + 1] = the two elements, of 2 bytes, in `pair`; t is even. PTX ISA, "st"."""
     count(M, STORES, 2)
     _store_4(address_of(M, (h, i, t)), pair)
-
-
-@device
-def store_16(M, h, i, t, values):
-    """M[h, i, t] and the 7 next elements, of 2 bytes, = `values`, four registers; t is a multiple of 8."""
-    count(M, STORES, ELEMENTS)
-    _store_16(address_of(M, (h, i, t)), values)
 
 
 @device

@@ -152,19 +152,20 @@ def make_forward(Br, Bc, d, kind, masked, seen, sign=1, warps=WARPS):
             cuda.syncthreads()                               # V_j is complete, nobody still reads K_j
             load_K(K_j, K, g, j + Bc, keys)                  # Alg. 1, l. 7, for the next step
             cp_async_commit()
-            softmax(S_ij, scale, m_i, l_i, O_i)                     # Alg. 1, l. 9 and 10
+            softmax(S_ij, scale, m_i, l_i, O_i)              # Alg. 1, l. 9 and 10
             rows_by_columns(O_i, S_ij, V_j)                  # Alg. 1, l. 10
+        cp_async_wait(0)                                     # nothing arrives after the block has gone
         for u in range(ROWS):
             for r in range(2):
                 l = l_i[u, r]
                 l += cuda.shfl_xor_sync(0xFFFFFFFF, l, 1)    # the four threads of a row
                 l += cuda.shfl_xor_sync(0xFFFFFFFF, l, 2)
                 row = i + first + 16 * u + row_of(cuda.laneid, 2 * r)
-                inverse = float32(1) / l if l > float32(0) else float32(0)
+                inverse = float32(1) / l if l != float32(0) else float32(0)
                 if row < N:
                     store_row(O, h, row, O_i, u, r, inverse)  # Alg. 1, l. 12 and 14
                     if cuda.laneid % 4 == 0:                 # Alg. 1, l. 13 and 15
-                        L[h, row] = m_i[u, r] + math.log(l) if l > float32(0) else float32(-math.inf)
+                        L[h, row] = m_i[u, r] + math.log(l) if l != float32(0) else float32(-math.inf)
 
     return tensor_core
 

@@ -162,6 +162,7 @@ def make_dKdV(Br, Bc, d, kind, masked, first_query):
                 gradient(dP_T, S_T, Q_i + 2 * Q_BYTES + L_BYTES)  # Alg. 2, l. 14
                 rows_by_columns(dK_j, dP_T, Q_i)             # Alg. 2, l. 16
                 Q_i, Q_next = Q_next, Q_i
+        cp_async_wait(0)                                     # nothing arrives after the block has gone
         b = g * mask.shape[0] // K.shape[0]
         for u in range(ROWS):
             for r in range(2):
@@ -251,6 +252,7 @@ def make_dQ(Br, Bc, d, kind, masked, seen):
             gradient(dP_ij, S_ij, D_i)                       # Alg. 2, l. 14
             rows_by_columns(dQ_i, dP_ij, K_j)                # Alg. 2, l. 15
             K_j, K_next = K_next, K_j
+        cp_async_wait(0)                                     # nothing arrives after the block has gone
         for u in range(ROWS):
             for r in range(2):
                 row = i + first + 16 * u + row_of(cuda.laneid, 2 * r)

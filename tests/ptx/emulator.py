@@ -124,11 +124,10 @@ def address_of(M, indices):
     return Address(M, sum(int(i) * stride for i, stride in zip(indices, M.strides)))
 
 
-def store(address, values):
+def store(address, pair):
     M, at = address
-    values = np.atleast_1d(np.array(values, np.uint32))
-    assert 0 <= at <= M.nbytes - values.nbytes
-    M.reshape(-1).view(np.uint8)[at : at + values.nbytes] = values.view(np.uint8)
+    assert 0 <= at <= M.nbytes - 4
+    M.reshape(-1).view(np.uint8)[at : at + 4] = np.array([pair], np.uint32).view(np.uint8)
 
 
 def load_16(address):
@@ -150,7 +149,7 @@ def emulated(name, kind):
         "pack": pack, "unpack": lambda pair: tuple(to_float([int(pair) & 0xFFFF, int(pair) >> 16], kind)),
         "ex2": lambda x: np.exp2(np.float32(x)), "larger": lambda x, y: np.fmax(np.float32(x), np.float32(y)),
         "cp_async_16": cp_async_16, "cp_async_commit": commit, "cp_async_wait": wait, "count": lambda *_: None,
-        "address_of": address_of, "_store_4": store, "_store_16": store, "_load_16": load_16,
+        "address_of": address_of, "_store_4": store, "_load_16": load_16,
         "cp_async_4": cp_async_4, "load_shared_floats": load_shared_floats, "shared_address": lambda _: 0,
     }[name]  # fmt: skip
 

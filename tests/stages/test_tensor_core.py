@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pytest
 
+import numba_flash as nf
 from numba_flash import reference
 from numba_flash.blocks import tiles
-from numba_flash.masks import make_first, make_seen
+from numba_flash.masks import Mask, make_first, make_seen, no_mask
 from numba_flash.stages import tensor_core, tensor_core_backward
 
 from ..ptx.compiling import BITS, BYTES, FLOATS, assembled, pretended, ptx_of, twin_ptx, types  # noqa: F401
@@ -83,6 +84,36 @@ def test_backward(N, N_k, d, H, G, kind, causal, keys_hidden, scale, blocks):
     run(kernel, (tiles(N, 64), H), 128, tensor_core_backward.bytes_dQ(64, 32, d), kind, *given, dQ, np.float32(scale))
     for bits, expected in zip((dQ, dK, dV), reference.attention_backward(q, k, v, dout, scale, **masks)):
         assert close(bits, expected, kind)
+
+
+LENGTHS = [(1, 1), (64, 64), (129, 129), (177, 300), (300, 177), (1000, 1000), (5, 0)]
+
+
+@pytest.mark.skipif(nf.device().name != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize("N, N_k", LENGTHS)
+@pytest.mark.parametrize("causal, keys_hidden", [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_on_the_gpu(d, kind, causal, keys_hidden, N, N_k):
+    bits, (q, k, v, dout), keys = made(N, N_k, d, 4, 2, kind, keys_hidden)
+    dtype = np.float16 if kind == "f16" else np.dtype("V2")
+    Q, K, V, dO = (nf.to_device(x).view(dtype) for x in bits)
+    mask = Mask(bool(causal), nf.to_device(keys), bool(keys_hidden), no_mask().keys)
+    masks = {"causal": bool(causal)} | ({"key_mask": keys.astype(bool)} if keys_hidden else {})
+    out, lse = reference.attention(q, k, v, -0.1, **masks)
+    results = []
+    for _ in range(2):
+        O, L = tensor_core.forward(Q, K, V, -0.1, mask=mask)
+        gradients = tensor_core_backward.backward(Q, K, V, dO, -0.1, O=O, L=L, mask=mask)
+        results.append([nf.to_host(x.view(np.uint16)) for x in (O, *gradients)] + [nf.to_host(L)])
+    for first, second in zip(*results):
+        assert np.array_equal(first, second)
+    *bits, L = results[0]
+    seen = np.isfinite(lse[0])
+    assert np.array_equal(np.isneginf(L), ~seen)
+    assert (np.abs(L[seen] - lse[0][seen]) <= 4e-6 * np.maximum(1, np.abs(lse[0][seen]))).all()
+    for x, expected in zip(bits, (out, *reference.attention_backward(q, k, v, dout, -0.1, **masks))):
+        assert not x.size or close(x, expected, kind)
 
 
 def kernels(d, kind, causal, masked):
