@@ -84,8 +84,8 @@ def attention(
     known = None
     if key_mask is None and block_mask is None:
         known = _known((q, k, v), (stage, scale, causal, dropout_p, seed, split_kv, blocks, return_lse), device)
-        if known in _settled:
-            run, numbers, *shapes = _settled[known]
+        if settled := _settled.get(known):
+            run, numbers, *shapes = settled
             O, L = run(*map(engine.reshaped, (q, k, v), shapes), *numbers)
             out = engine.reshaped(O, q.shape)
             return (out, engine.reshaped(L, q.shape[:-1])) if return_lse else out
@@ -228,9 +228,10 @@ _settled = {}  # a kind of call, as `_known` describes it -> what runs it, with 
 def _known(arrays, flags, device):
     """What a call on contiguous device arrays has in common with every other that is checked and launched alike.
 
-    None for other arrays, and for what no dictionary can find. In small calls the checks take as long as the kernel.
+    None for other arrays, on several GPUs, and for what no dictionary finds. In small calls checks take long.
     """
-    if not all(type(x).__name__ == "DeviceNDArray" and x.is_c_contiguous() for x in arrays):
+    plain = all(type(x).__name__ == "DeviceNDArray" and x.is_c_contiguous() for x in arrays)
+    if not plain or engine.gpu_count() != 1:
         return None
     kinds = tuple(map(type, flags))  # True is 1 to a dictionary
     place, forward = engine.device(device).name, getattr(STAGES.get(str(flags[0])), "forward", None)
@@ -298,7 +299,7 @@ def _check_dtype(operand, q):
         )
     wanted = lse_dtype(q.dtype) if name == "lse" else q.dtype
     if dtype != wanted:
-        to = "q.dtype" if wanted == BFLOAT16 else f"np.{wanted}"
+        to = "ml_dtypes.bfloat16" if wanted == BFLOAT16 else f"np.{wanted}"
         why = "" if wanted == q.dtype else f", which goes with lse in {wanted}"
         raise TypeError(
             f"{name} has dtype {name_of(dtype)}, but q has {name_of(q.dtype)}{why or ': give all one dtype'}"

@@ -229,7 +229,7 @@ REFUSED = {  # name: (q, k, v, keywords, error, all of the message)
     ),
     "a half and a bfloat16": (
         [BF16[0], F32[1], BF16[2]], {"stage": "hopper"}, TypeError,
-        r"k has dtype float32, but q has bfloat16: give all one dtype, for example k.astype\(q.dtype\)",
+        r"k has dtype float32, but q has bfloat16: give all one dtype, for example k.astype\(ml_dtypes.bfloat16\)",
     ),
     "d": (
         D96, {"stage": "tensor_core"}, ValueError,

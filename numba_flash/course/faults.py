@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..stages import PORTABLE
+
 PACKAGE = Path(__file__).parent.parent
 BARRIER = "cuda.syncthreads()"
 TAIL_BARRIERS = {"flash_backward without barrier 4": "ragged"}  # fault -> shown_by, where it is not "whole"
@@ -386,9 +388,9 @@ LATER = "stages/register_tiled"  # its files: the lab is about the stages of the
 
 
 def _mutants():
-    """In the order of FAULTS, then the files that have barriers alone."""
-    stages = sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "stages").glob("*.py"))
-    for file in dict.fromkeys([*FAULTS, *stages]):
+    """In the order of FAULTS, then the files that have barriers alone; of stages that run on the CPU engine."""
+    stages = (path for path in (PACKAGE / "stages").glob("*.py") if path.stem.startswith(PORTABLE))
+    for file in dict.fromkeys([*FAULTS, *sorted(path.relative_to(PACKAGE).as_posix() for path in stages)]):
         for fault in (*FAULTS.get(file, ()), *barriers(file)):
             yield Mutant(file, replace(fault, shown_by="") if file.startswith(LATER) else fault)
 

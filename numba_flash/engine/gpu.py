@@ -212,7 +212,7 @@ def _on_device(value):
 
 _SCALARS = {np.float32: ctypes.c_float, np.float64: ctypes.c_double, float: ctypes.c_double}
 _SCALARS |= {int: ctypes.c_int64, np.int32: ctypes.c_int32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64}
-_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (library, function, how to launch)}
+_plans = weakref.WeakKeyDictionary()  # kernel -> {(shape, *kinds of arguments): (library, how to launch)}
 
 
 def again(kernel, shape, args):
@@ -223,12 +223,12 @@ def again(kernel, shape, args):
     """
     global _launched
     try:
-        library, function, config = _plans[kernel][(shape, *map(_kind, args))]
+        library, config = _plans[kernel][(shape, *map(_kind, args))]
     except (KeyError, TypeError):  # not remembered; what cannot be, such as a grid that is a list
         return False
     _launched = kernel
     try:
-        launch(_stream(), config, (function or library.get_cufunc()).kernel, *_laid_out(args))
+        launch(_stream(), config, library.get_cufunc().kernel, *_laid_out(args))  # which makes the context current
     except Exception:
         with explained(kernel):
             raise
@@ -244,9 +244,8 @@ def remember(kernel, shape, grid, block, args, shared_bytes):
             plans = _plans.setdefault(kernel, {})
             if len(plans) == PLANS:
                 plans.clear()
-            function = compiled.library.get_cufunc() if len(cuda.gpus) == 1 else None  # it belongs to one GPU
             config = LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
-            plans[(shape, *kinds)] = compiled.library, function, config
+            plans[(shape, *kinds)] = compiled.library, config
 
 
 def _kind(value):
@@ -302,7 +301,8 @@ def _opt_in(kernel, launched, values, shared_bytes):
     if static + shared_bytes > gpu.static_shared:
         attribute = driver.binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         function = compiled.library.get_cufunc()
-        driver.driver.cuKernelSetAttribute(attribute, shared_bytes, function.handle, function.device.id)
+        most = gpu.dynamic_shared - static  # never less than a launch before was allowed
+        driver.driver.cuKernelSetAttribute(attribute, most, function.handle, function.device.id)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

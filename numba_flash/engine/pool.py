@@ -24,14 +24,15 @@ class Pool:
     def block(self, nbytes):
         """Memory for `nbytes` or more, to be the gpu_data of arrays. Raises what the driver raises."""
         step = max(512, 1 << nbytes.bit_length() - 3)  # sizes that differ by less than a quarter share their blocks
-        size = -(-nbytes // step) * step
+        size = -(-nbytes // step) * step if nbytes <= LARGEST else nbytes
         blocks = self.spare.setdefault(size, [])
         try:
             memory = blocks.pop()
             self.kept -= size
-        except IndexError:
+            address = int(memory.device_pointer)
+        except (IndexError, ReferenceError):  # there is none; the context was reset, and what was kept went with it
             memory = self.context.memalloc(size)
-        address = int(memory.device_pointer)
+            address = int(memory.device_pointer)
 
         def come_back():
             self.used.pop(address, None)
